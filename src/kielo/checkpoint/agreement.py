@@ -27,7 +27,6 @@ class Agreement:
         self.size = dist.get_world_size(group) if self.distributed else 1
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         return objects.all_gather(value, self.group)

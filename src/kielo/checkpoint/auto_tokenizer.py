@@ -9,7 +9,8 @@ them for text.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,13 +38,12 @@ class PlainTokenizer(PreTrainedTokenizerFast):
 NOT_COMPARED = (
     "the tokenizer is not compared with transformers' AutoTokenizer yet: transformers is not installed here"
 )
-_OTHER_CONFIGS = ("special_tokens_map.json", "added_tokens.json")  # which change what AutoTokenizer reads
+_OTHER_CONFIGS = ("special_tokens_map.json", "added_tokens.json")  # AutoTokenizer reads these too
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Keys of tokenizer_config.json by which no text gets other ids.
-_HARMLESS = (
-    "chat_template", "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
-    "truncation_side",
-)  # fmt: skip
+_HARMLESS = """
+    chat_template clean_up_tokenization_spaces model_input_names model_max_length padding_side truncation_side
+"""
 _SHOWN, _SHOWN_CHARACTERS = 6, 40  # ids and characters at the first difference
 # What real text may lack: a space at the beginning, several spaces, other scripts, composed letters.
 ODD_TEXTS = (
@@ -139,12 +139,13 @@ def compare(
 
     files: of the tokenizer, by name. model_type: of the model beside them, which AutoTokenizer considers.
     """
-    spells_control = _control_finder(tokenizer)
-    kept = [one for one in sample if not spells_control(one.text)]
+    kept = _without_control_tokens(tokenizer, sample)
     chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
     texts = [one for one in kept if not one.messages]
     counts = (len(texts), len(chats), len(sample) - len(kept))
-    ours, laid_out = _ids_of_texts(tokenizer, texts), _laid_out(tokenizer, chats)
+    encoded = zip(texts, encode(tokenizer, [one.text for one in texts]), strict=True)
+    ours = [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in encoded]
+    laid_out = _laid_out(tokenizer, chats)
     try:
         theirs = _auto_tokenizer(files, model_type)
         difference = _difference(theirs, tokenizer, texts, ours)
@@ -166,12 +167,8 @@ def agreed_files(
 
     Raise KieloError if it gives other ids with each.
     """
-    for tried in (
-        lambda: dict(files),
-        lambda: plain_files(files, tokenizer),
-        lambda: coded_files(files, tokenizer),
-    ):
-        found = compare(candidate := tried(), model_type, tokenizer, sample)
+    for change in (lambda files, _: dict(files), plain_files, coded_files):
+        found = compare(candidate := change(files, tokenizer), model_type, tokenizer, sample)
         if found.is_exact:
             return candidate
     raise KieloError(
@@ -191,7 +188,7 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
         (control & added) - set(roles.values()), key=lambda name: tokenizer.whole.token_to_id(name) or 0
     )
     written = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
-    written |= {key: config[key] for key in _HARMLESS if key in config} | roles
+    written |= {key: config[key] for key in _HARMLESS.split() if key in config} | roles
     if others:
         written["additional_special_tokens"] = others
     splits = read_object(tokenizer.folder / TOKENIZER_FILE).get("pre_tokenizer") or {}
@@ -239,23 +236,15 @@ def _auto_tokenizer(files: Mapping[str, bytes], model_type: str | None) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _control_finder(tokenizer: TextTokenizer) -> Callable[[str], bool]:
-    """Return a function: True for a text that spells a control token, perhaps after the normaliser."""
+def _without_control_tokens(
+    tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
+) -> list[SampleDocument]:
+    """Leave out texts that spell a control token, perhaps after the normaliser."""
     names = [*tokenizer.for_text.control_tokens.values(), *tokenizer.for_text.hidden_names]
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     normalizer = tokenizer.whole.normalizer
-
-    def spells(text: str) -> bool:
-        if pattern.search(text):
-            return True
-        return normalizer is not None and bool(pattern.search(normalizer.normalize_str(text)))
-
-    return spells
-
-
-def _ids_of_texts(tokenizer: TextTokenizer, texts: Sequence[SampleDocument]) -> list[list[int]]:
-    ours = encode(tokenizer, [one.text for one in texts])
-    return [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in zip(texts, ours, strict=True)]
+    normalise = (lambda text: text) if normalizer is None else normalizer.normalize_str
+    return [one for one in sample if not pattern.search(one.text) and not pattern.search(normalise(one.text))]
 
 
 def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[LaidOut]:
@@ -323,7 +312,6 @@ def _difference_of_template(
 
 
 def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
-    """Return stored ids without what begins and ends a document."""
     ids, before = list(ids), list(text_frame(tokenizer.whole).before)
     end = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if before and ids[: len(before)] == before:
@@ -334,7 +322,6 @@ def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
 def _in_words(
     one: SampleDocument, ours: list[int], theirs: list[int], tokenizer: TextTokenizer, their_tokenizer: Any
 ) -> str:
-    """Return both lists of ids around their first difference, with their tokens."""
     first = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
     around = slice(max(0, first - _SHOWN // 2), first + _SHOWN)
     our_names = [tokenizer.whole.id_to_token(number) for number in ours[around]]
@@ -352,15 +339,12 @@ def odd_sample(tokenizer: TextTokenizer) -> list[SampleDocument]:
     sample = [SampleDocument("a made-up text", text) for text in ODD_TEXTS]
     if has_chat_template(tokenizer.folder):
         sample.append(SampleDocument("a made-up conversation", text, _ODD_CHAT))
-    return [one for one in sample if _is_taken(tokenizer, one)]
-
-
-def _is_taken(tokenizer: TextTokenizer, one: SampleDocument) -> bool:
-    try:
-        _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
-    except KieloError:
-        return False
-    return True
+    taken = []
+    for one in sample:
+        with suppress(KieloError):
+            _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
+            taken.append(one)
+    return taken
 
 
 def json_bytes(content: object) -> bytes:

@@ -32,14 +32,6 @@ from kielo.recipe.errors import KieloError
 logger = logging.getLogger(__name__)
 
 
-def _log_alert(step: int, message: str) -> None:
-    logger.warning(message)
-
-
-def _always() -> None:
-    pass
-
-
 class Checkpointer:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
@@ -57,8 +49,8 @@ class Checkpointer:
         keep_newest: int = 2,
         keep_every_steps: int = 0,
         group: dist.ProcessGroup | None = None,
-        on_alert: Callable[[int, str], None] = _log_alert,
-        permit: Callable[[], None] = _always,
+        on_alert: Callable[[int, str], None] = lambda step, message: logger.warning(message),
+        permit: Callable[[], None] = lambda: None,
     ):
         self.folder = Path(folder)
         self.warnings: list[str] = []

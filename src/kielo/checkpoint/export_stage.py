@@ -56,7 +56,8 @@ def wanted_export(
         raise KieloError(
             f"export: no tensor fits a shard of {options.max_shard_bytes} bytes. Fix: 5,000,000,000 bytes"
         )
-    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
+    tokenizer = {name: hash_file(path) for name, path in tokenizer_files(tokenizer_folder).items()}
+    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": hash_json(tokenizer)}
     section = {
         "dtype": dtype,
         "max_shard_bytes": options.max_shard_bytes,
@@ -80,10 +81,6 @@ def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -
             f"run began without weights. Fix: one of {', '.join(DTYPE_NAMES)}"
         )
     return dtype
-
-
-def _tokenizer_hash(folder: Path | None) -> str:
-    return hash_json({name: hash_file(path) for name, path in tokenizer_files(folder).items()})
 
 
 def tokenizer_files(folder: Path | None) -> dict[str, Path]:

@@ -79,7 +79,6 @@ def _file_tensor(
 
 
 def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
-    """Return name and dtype of the tensor in the source; files of a bare base model lack its prefix."""
     for found in (name, name.removeprefix(prefix)):
         if found in source:
             return found, DTYPES[source[found]]

@@ -206,7 +206,6 @@ def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
-    """Read the ids of bos, eos and pad in a Hugging Face tokenizer folder; None without a name."""
     found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
     if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
         return found

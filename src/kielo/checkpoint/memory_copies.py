@@ -47,7 +47,7 @@ def exchange_files(
 
     group: of the CPU. Received files replace older files. Return how the first piece arrived: later pieces
     also wait for ranks that wait for a slow link themselves. Raise OSError for a file that cannot be read or
-    written, after all pieces were exchanged, so that no other rank waits for this one.
+    written, after all pieces were exchanged, so that no other rank waits for this rank.
     """
     for path, _ in received:
         path.unlink(missing_ok=True)
@@ -262,7 +262,6 @@ class MemoryCopies:
 
 
 def _shares(names: list[str], held: list[Mapping[str, int]]) -> list[list[str]]:
-    """Divide files among the ranks that find them on their node: the names of each rank."""
     shares: list[list[str]] = [[] for _ in held]
     for name in names:
         holders = [rank for rank, files in enumerate(held) if name in files]

@@ -85,7 +85,6 @@ class NodeMemory:
         self._of_node = self.folder / f"node_{first_rank:05d}"
 
     def partial(self, name: CopyName) -> Path:
-        """Return the folder in which the node's ranks write the copy."""
         return self._of_node / f"{name}.partial"
 
     def make_partial(self, name: CopyName, num_bytes: int) -> None:
@@ -138,7 +137,6 @@ class NodeMemory:
         return found
 
     def path_of(self, name: CopyName, file: str) -> Path:
-        """Return a file of a copy that `find` found."""
         return next(path / file for one, path in self._folders() if one == name and (path / file).exists())
 
     def _folders(self) -> Iterator[tuple[CopyName, Path]]:

@@ -40,7 +40,6 @@ def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """Raise KieloError if the file system of `folder` has no room for these bytes and files."""
     found = shortage(folder, num_bytes, num_files)
     if found is not None:
         raise KieloError(found)
@@ -86,7 +85,6 @@ def point_newest(path: Path) -> None:
 
 
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
-    """Return why `final` was not saved, as a sentence."""
     cause = error if isinstance(error, OSError) else error.__cause__
     reason = sentence(error) or str(error)
     if getattr(cause, "errno", None) in _DISK_FULL:

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
 from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of
-from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, listed_files, read_index
+from kielo.artifact.checkpoint_index import CheckpointIndex, listed_files, read_index
 from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.safetensors_storage import fill_from_chunks
@@ -110,7 +109,12 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
     index = read_index(path, names)
     names = index.names() if names is None else names
     verify(path, index, names)
-    return {name: _assemble(path, index.entry(name)) for name in names}
+    tensors = {}
+    for name in names:
+        entry = index.entry(name)
+        tensors[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    fill_from_chunks(path, index, tensors)
+    return tensors
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
@@ -127,7 +131,6 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 
 def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> str | None:
-    """Return a complaint that lists the names that the checkpoint lacks; None if it has all."""
     missing = [name for name in names if not index.holds(name)]
     if not missing:
         return None
@@ -135,14 +138,4 @@ def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> s
 
 
 def some_names(names: list[str]) -> str:
-    """List the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
-    whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    for chunk in entry.chunks:
-        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
-        with safe_open(Path(folder) / chunk.file, framework="pt") as file:
-            whole[box] = file.get_tensor(chunk.key)
-    return whole

@@ -63,7 +63,8 @@ class Staging:
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Allocate and touch the memory before a save, because fresh memory costs several times the copy."""
         shards = {name: local(tensor) for name, tensor in tensors.items()}
-        if all(_is_like(self._copies.get(name), shard) for name, shard in shards.items()):
+        kept = {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}
+        if all(kept.get(name) == (shard.shape, shard.dtype) for name, shard in shards.items()):
             return
         self.close()
         ends, end = {}, 0
@@ -92,15 +93,10 @@ class Staging:
         return {name: self._copies[name] for name in tensors}
 
     def close(self) -> None:
-        """Give the memory back. Returned copies are no longer valid."""
         if self._buffer is not None and self._is_registered:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
         self._buffer, self._is_registered = None, False
         self._copies.clear()
-
-
-def _is_like(copy: Tensor | None, shard: Tensor) -> bool:
-    return copy is not None and (copy.shape, copy.dtype) == (shard.shape, shard.dtype)
 
 
 @dataclass(frozen=True)
@@ -119,18 +115,6 @@ class Save:
     device: int | None
     kept_step: int | None
     keep_all: str | None
-
-
-@dataclass(frozen=True)
-class _Target:
-    """The place of one save: written as `partial`, with a save id, and published as `final`."""
-
-    final: Path
-    save_id: str
-
-    @property
-    def partial(self) -> Path:
-        return aside_name(self.final, self.save_id, "partial")
 
 
 @dataclass(frozen=True)
@@ -154,48 +138,42 @@ class Saver:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         began, whole = time.monotonic(), WholePlan()
         save_id = self.ranks.on_first(lambda: secrets.token_hex(8))
-        target = _Target(self.folder / step_folder_name(save.step), save_id)
+        final = self.folder / step_folder_name(save.step)
+        aside = aside_name(final, save_id, "partial")
+
+        def finish() -> None:
+            describe_files(aside, index, whole, records, began)
+            self.permit()
+            publish(aside, final)
+
         try:
             self.ranks.refuse_together(complaint_unless_finite(save.copies))
             plan = self.planner.plan(save.tensors)
             whole = plan.whole
             index = CheckpointIndex(save_id, save.step, {}, whole.aliases, save.plain)
-            self.ranks.on_first(lambda: self._make_room(target.partial, index, whole))
+            self.ranks.on_first(lambda: self._make_room(aside, index, whole))
             records = self.ranks.on_all(
-                lambda: write_chunks(target.partial, self.ranks.rank, save_id, plan.written, save.copies)
+                lambda: write_chunks(aside, self.ranks.rank, save_id, plan.written, save.copies)
             )
-            self.ranks.on_first(lambda: self._publish(target, index, whole, records, began))
+            self.ranks.on_first(finish)
         except (KieloError, OSError) as error:
-            return None, self.ranks.on_first(partial(self._give_up, target, whole.tensor_bytes, error))
-        self.ranks.on_first(lambda: self._clear_up(target.final, save))
-        return target.final, None
+            return None, self.ranks.on_first(partial(self._give_up, aside, final, whole.tensor_bytes, error))
+        self.ranks.on_first(lambda: self._clear_up(final, save))
+        return final, None
 
-    def _make_room(self, partial: Path, index: CheckpointIndex, whole: WholePlan) -> None:
+    def _make_room(self, aside: Path, index: CheckpointIndex, whole: WholePlan) -> None:
         """Rank 0: remove leftovers of a killed save, refuse a disk that is too full, and make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain.content()))))
-        partial.mkdir()
+        aside.mkdir()
 
-    def _publish(
-        self,
-        target: _Target,
-        index: CheckpointIndex,
-        whole: WholePlan,
-        records: list[dict[str, CheckpointFile]],
-        began: float,
-    ) -> None:
-        """Rank 0, when all ranks' files are on the disk: write index and manifest, and rename the folder."""
-        describe_files(target.partial, index, whole, records, began)
-        self.permit()
-        publish(target.partial, target.final)
-
-    def _give_up(self, target: _Target, tensor_bytes: int, error: Exception) -> str:
+    def _give_up(self, aside: Path, final: Path, tensor_bytes: int, error: Exception) -> str:
         """Rank 0: leave nothing of the failed checkpoint; return why it failed."""
         with suppress(OSError):
-            discard(target.partial, target.final)
-        message = failure(target.final, tensor_bytes, error)
-        self.on_alert(saved_step(target.final), message)
+            discard(aside, final)
+        message = failure(final, tensor_bytes, error)
+        self.on_alert(saved_step(final), message)
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:
@@ -207,9 +185,8 @@ class Saver:
         try:
             prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
         except (OSError, KieloError) as error:
-            self.on_alert(
-                saved_step(newest), f"old checkpoints in {self.folder} could not be removed: {error}"
-            )
+            message = f"old checkpoints in {self.folder} could not be removed: {error}"
+            self.on_alert(saved_step(newest), message)
 
 
 def describe_files(

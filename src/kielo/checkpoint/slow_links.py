@@ -54,9 +54,8 @@ class SlowLinks:
         if len(self._copies) < COPIES:
             return None
         found = slow_links(self._copies)
-        is_new = bool({link.node for link in found} - self._reported)
-        self._reported = {link.node for link in found}
-        return "; ".join(map(self._described, found)) if is_new else None
+        before, self._reported = self._reported, {link.node for link in found}
+        return "; ".join(map(self._described, found)) if self._reported - before else None
 
     def _described(self, link: SlowLink) -> str:
         rate, usual = 1e-6 / link.seconds, 1e-6 / link.usual_seconds

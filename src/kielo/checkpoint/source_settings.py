@@ -117,7 +117,6 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
 def _renumbered(
     settings: Mapping[str, Any], new_id: Callable[[int], tuple[int | None, str | None]], left_out: list[str]
 ) -> JsonTable:
-    """Return the settings with new ids; lists lose the tokens that are left out."""
     renumbered = {}
     for key, value in settings.items():
         if key == "sequence_bias" and isinstance(value, list):  # of [ids, bias]

@@ -174,7 +174,6 @@ class _Tile:
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes between two rows."""
         return self.row_stride_bytes - self.row_bytes if self.target.shape[0] > 1 else 0
 
     def runs(self, memory: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -87,7 +87,6 @@ def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
 
 
 def moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
-    """Return the box as seen from `origin`."""
     return tuple(
         slice(part.start - start, part.stop - start) for part, start in zip(box, origin, strict=True)
     )
@@ -153,7 +152,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
             raise KieloError(f"{path}: damaged: {name} is at {begin} to {end} with the shape {list(shape)}")
         if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise KieloError(
-                f"{path}: damaged: {name} has {end - begin} bytes, not those of {dtype} {list(shape)}"
+                f"{path}: damaged: {name} has {end - begin} bytes, but {dtype} {list(shape)} has others"
             )
         if first + end > file_bytes:
             raise KieloError(

@@ -68,7 +68,6 @@ class Transplant:
         return is_finite(shard)  # a sum with a value that is not finite is none either
 
     def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> None:
-        """Add the old rows of each new row to the shard, in ascending order of the old ids."""
         olds, rows = parts.olds, parts.rows
         most, wanted = _rows_of_block(shard), np.unique(olds)
         for begin in range(0, len(wanted), most):
@@ -98,7 +97,6 @@ class Parts:
 
 
 def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | None]) -> Parts:
-    """Return the old rows of each new row in the order in which they are added."""
     unsorted = (
         (old, row, weight)
         for row, (olds, weighing) in enumerate(zip(of_box, weights, strict=True))

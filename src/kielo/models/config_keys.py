@@ -276,7 +276,7 @@ class Rope(Entry):
         share = self._share(reader, scaling)
         scaling = _with_trained_length(reader, scaling)
         base, scaling = _normalised(reader, theta, scaling, values, share)
-        found = {"rope_theta": base, "rope_scaling": scaling}
+        found: dict[str, object] = {"rope_theta": base, "rope_scaling": scaling}
         return found if self._rotary_pct is None else found | {"rotary_pct": share}
 
     def _share(self, reader: ConfigReader, scaling: object) -> float:
@@ -355,7 +355,7 @@ class RopeByKind(Entry):
             reader.complain("rope_parameters.sliding_attention has a scaling, which Kielo does not support")
         if scaling is not None and not self._has_scaling:
             reader.complain(f"not supported: rope_scaling of type {scaling['rope_type']}")
-        found = {"rope_theta": base, "rope_scaling": scaling}
+        found: dict[str, object] = {"rope_theta": base, "rope_scaling": scaling}
         if not self._is_one_base:
             return found | {"rope_local_base_freq": windowed_base}
         if base != windowed_base:
@@ -466,12 +466,10 @@ def read_config(
 
 
 def write_config(entries: Iterable[Entry], model: CompleteModel) -> dict[str, object]:
-    """Return the config.json of a complete model, without token ids and dtype."""
     return {key: value for entry in entries for key, value in entry.write(model).items()}
 
 
 def defaults(entries: Iterable[Entry]) -> dict[str, object]:
-    """Return the family's values of keys of [model] that are unset."""
     return {key: value for entry in entries for key, value in entry.defaults().items()}
 
 
@@ -488,6 +486,5 @@ def foreign_keys(entries: Iterable[Entry], model: CompleteModel, given: Collecti
 
 
 def complaints(entries: Iterable[Entry], model: CompleteModel) -> Iterator[str]:
-    """Yield the values of [model] that this family or its config.json cannot have, with reasons."""
     for entry in entries:
         yield from entry.complaints(model)

@@ -39,7 +39,6 @@ class ConfigReader:
         self.keys_read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """Return the value of a key, None if it is missing."""
         self.keys_read.add(name)
         return self._config.get(name)
 

@@ -49,12 +49,10 @@ def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
 
 
 def keys_of_family(model_type: str) -> set[str]:
-    """Return the keys of [model] that the family has."""
     return config_keys.keys_of_model(config_entries(model_type))
 
 
 def family_defaults(model_type: str) -> dict[str, object]:
-    """Return the values of keys of [model] whose default is the family's."""
     return config_keys.defaults(config_entries(model_type))
 
 
@@ -143,7 +141,6 @@ def keys_passed_over(path: str | Path) -> list[str]:
 
 
 def _config_json(path: str | Path) -> tuple[str, dict[str, object], str]:
-    """Return a config.json's model_type, its content, and the file's path."""
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:

@@ -202,7 +202,6 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
 
 
 def distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
-    """Return how far a shape is from the size and from the usual proportions."""
     error = abs(math.log(count(shape) / wanted))
     is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
     # An odd number of layers does not split into pipeline stages.

@@ -94,7 +94,6 @@ def unread_keys(scaling: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_unlike_numbers(scaling: Scaling, where: str) -> None:
-    """Raise KieloError for a value of `scaling` that is neither null nor a number above 0."""
     keys = dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys)
     for key in (*keys, "mscale", "mscale_all_dim"):
         value, is_length = scaling.get(key), key == "original_max_position_embeddings"

@@ -154,7 +154,6 @@ class GatherAttention(_ContextAttention):
 
 
 def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
-    """Return the dense mask of these queries, the last of `end` positions."""
     if mask.visible is not None:
         return mask.part(rows, slice(0, end))
     queries = rows.stop - rows.start

@@ -154,7 +154,6 @@ def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
 
 
 def _chunks(length: int, axis: TensorAxis) -> int:
-    """Return the number of chunks of a rank's part of the sequence; no chunk is empty."""
     return min(axis.chunks, length)
 
 

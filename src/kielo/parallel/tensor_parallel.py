@@ -115,7 +115,6 @@ class _SplitNorm(torch.autograd.Function):
 
 
 def _mean(x: Tensor, axis: TensorAxis) -> Tensor:
-    """Return the mean over all ranks' features, [..., 1]."""
     total = wait(start_sum(x.sum(-1, keepdim=True), axis))
     return total / (x.shape[-1] * axis.ranks)
 

@@ -164,7 +164,6 @@ class InnerAttention(nn.Module):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s, k]. noise: see `attend`."""
         return self.attend(q_bhsk, k_bgsk, v_bgsk, mask, noise)
 
     def attend(

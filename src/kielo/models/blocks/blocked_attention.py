@@ -40,7 +40,6 @@ class Terms(NamedTuple):
     noise: WeightNoise | None = None
 
     def of(self, block: slice) -> "Terms":
-        """Return the terms of some queries."""
         tables = self.tables
         if tables is not None:
             of_queries = tables.of_queries_bhqr[:, :, block]
@@ -135,7 +134,6 @@ def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
 
 
 def _blocks(q_bhqk: Tensor, k_bhnk: Tensor) -> Iterator[slice]:
-    """Yield blocks of queries with about `_BLOCK_SCORES` scores each."""
     queries = q_bhqk.shape[2]
     size = max(1, _BLOCK_SCORES // (q_bhqk.shape[0] * q_bhqk.shape[1] * k_bhnk.shape[2]))
     for start in range(0, queries, size):

@@ -164,11 +164,7 @@ class Decoder(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def embedded(
-        self,
-        tokens_bs: Tensor,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        noise: Noise | None,
+        self, tokens_bs: Tensor, documents_bs: Tensor | None, positions_s: Tensor | None, noise: Noise | None
     ) -> Tensor:
         """Return the input of the first layer [b, s, d]; a stage without `embed` was given it."""
         if self.embed is None:

@@ -81,11 +81,9 @@ class Noise:
         return replace(self, keys_bp2=self.keys_bp2[:, first : first + _PLACES_OF_LAYER], weights=weights)
 
     def of_embedding(self, x_bsd: Tensor) -> Tensor:
-        """Drop elements of the first layer's input."""
         return drop(x_bsd, self, 0)
 
     def of_head(self, x_bsd: Tensor) -> Tensor:
-        """Drop elements of an encoder's last states."""
         return drop(x_bsd, self, self.keys_bp2.shape[1] - 1)
 
 

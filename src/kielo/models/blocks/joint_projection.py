@@ -12,5 +12,4 @@ class JointProjection(nn.Module):
     """
 
     def forward(self, x_bsd: Tensor, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """Return the output [b, s, features] of each linear."""
         return tuple(linear(x_bsd) for linear in linears)

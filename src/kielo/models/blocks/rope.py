@@ -118,7 +118,6 @@ class RotaryEmbedding(nn.Module):
 
 
 def refuse_longer(length: int, max_positions: int) -> None:
-    """Raise KieloError for a sequence that is longer than the model."""
     if length > max_positions:
         raise KieloError(
             f"a sequence of {length} tokens is longer than model.max_position_embeddings = {max_positions}. "

@@ -46,8 +46,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
-
     def piece(ours: str, stored: str) -> Piece:
         return fused_by_head(stored, config.head_dim).get(ours.removeprefix("attention."), Piece(stored))
 

@@ -52,7 +52,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     modules = {"attention_norm": "input_layernorm"} | ATTENTION_MODULES
     modules |= HEAD_NORM_MODULES if has_head_norms(config) else {}
     modules |= {"attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm"}

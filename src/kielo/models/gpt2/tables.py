@@ -5,17 +5,7 @@ Dropout is a part of training, not of the model: a config's value is ignored, an
 
 from collections.abc import Mapping
 
-from kielo.models.config_keys import (
-    Choice,
-    Entry,
-    Key,
-    NoWindows,
-    Unread,
-    WholeHeads,
-    fixed,
-    only,
-    switch,
-)
+from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
 from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces
 from kielo.models.piece import Piece

@@ -45,7 +45,6 @@ HEAD_NORM_MODULES = {f"attention.{one}_norm": f"self_attn.{one}_norm" for one in
 
 
 def has_head_norms(config: CompleteModel) -> bool:
-    """Return True for a Qwen3, which norms the queries and keys of each head."""
     return config.model_type == "qwen3"
 
 
@@ -65,7 +64,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     modules = {"attention_norm": "input_layernorm"} | ATTENTION_MODULES
     modules |= HEAD_NORM_MODULES if has_head_norms(config) else {}
     modules |= {"mlp_norm": "post_attention_layernorm"} | MLP_MODULES

@@ -125,7 +125,6 @@ class Attention(nn.Module):
         return self.dropout(self.post_layer_norm(self.out_proj(out))), weights
 
     def _in_heads(self, x: Tensor) -> Tensor:
-        """Reshape [..., s, d] to [..., h, s, k]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def _positions_in_heads(self, both: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,9 +237,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
         self._rows: Tensor | None = None
         self.post_init()
 
-    def _add_head(self) -> None:
-        """Make the modules of a model with a head."""
-
+    def _add_head(self) -> None: ...
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding.word_embedding
 

@@ -67,7 +67,6 @@ _TASKS = ("MaskedLM", "SequenceClassification", "TokenClassification")
 
 
 def relative_rows(config: CompleteModel) -> int:
-    """Return the number of rows of the table of relative positions."""
     return 2 * config.position_bucket_size - 1
 
 
@@ -87,7 +86,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of the published files, in the model's order, without a tied head."""
     # The first half of the MLP's rows is multiplied with the activation of the second.
     rows = {"attention.k": config.hidden_size, "mlp.gate": config.intermediate_size}
 

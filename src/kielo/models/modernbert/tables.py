@@ -81,7 +81,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     hidden = config.hidden_size
     rows = {"attention.k": hidden, "attention.v": 2 * hidden, "mlp.up": config.intermediate_size}
 

@@ -47,7 +47,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     modules = ATTENTION_MODULES | HEAD_NORM_MODULES | {"attention_post_norm": "post_attention_layernorm"}
     modules |= MLP_MODULES | {"mlp_post_norm": "post_feedforward_layernorm"}
     return model_pieces(config, modules, ATTENTION_MODULES if config.attention_bias else ())

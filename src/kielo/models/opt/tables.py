@@ -6,17 +6,7 @@ Dropout is a part of training, not of the model: a config's value is ignored, an
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kielo.models.config_keys import (
-    Choice,
-    Entry,
-    Key,
-    NoWindows,
-    Unread,
-    WholeHeads,
-    fixed,
-    only,
-    switch,
-)
+from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
 from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces
 from kielo.models.gpt2 import tables as gpt2
@@ -57,7 +47,6 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     biased = [ours for ours in _LAYER_MODULES if config.attention_bias or ours.endswith("norm")]
     last = {f"norm.{kind}": f"model.decoder.final_layer_norm.{kind}" for kind in ("weight", "bias")}
     ends = _FIRST_NAMES, last | {"head.weight": "lm_head.weight"}
