@@ -258,7 +258,10 @@ def set_offsets(name: str, begin: int, end: int) -> Callable[[dict], None]:
         (lambda c: with_header(c, lambda header: header["b"].update(shape=[3, -2])), "damaged: b"),
         (lambda c: with_header(c, lambda header: header["b"].update(dtype="F99")), "b is stored as F99"),
         (lambda c: with_header(c, set_offsets("b", 0, 24)), "damaged: b overlaps a"),
-        (lambda c: with_header(c, set_offsets("b", 16, 36)), "b has 20 bytes, not those of F32 [2, 3]"),
+        (
+            lambda c: with_header(c, set_offsets("b", 16, 36)),
+            "b has 20 bytes, which is not the size of F32 [2, 3]",
+        ),
         (
             lambda c: with_header(c, set_offsets("b", 10**9, 10**9 + 24)),
             "cut short or damaged: b ends at byte",

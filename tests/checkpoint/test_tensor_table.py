@@ -54,7 +54,7 @@ def test_a_header_by_hand(tmp_path) -> None:
     [
         (entry(7, 15, [2]), "damaged: b overlaps a"),
         (entry(0, 8, [2]), "damaged: b overlaps a"),
-        (entry(8, 15, [2]), r"damaged: b has 7 bytes, not those of F32 \[2\]"),
+        (entry(8, 15, [2]), r"damaged: b has 7 bytes, which is not the size of F32 \[2\]"),
         (entry(8, 16, [-2]), r"damaged: b is at 8 to 16 with the shape \[-2\]"),
         (entry(-8, 0, [2]), r"damaged: b is at -8 to 0 with the shape \[2\]"),
         (entry(8, 16.0, [2]), r"damaged: b is at 8 to 16\.0 with the shape \[2\]"),

@@ -152,7 +152,8 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
             raise KieloError(f"{path}: damaged: {name} is at {begin} to {end} with the shape {list(shape)}")
         if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise KieloError(
-                f"{path}: damaged: {name} has {end - begin} bytes, but {dtype} {list(shape)} has others"
+                f"{path}: damaged: {name} has {end - begin} bytes, which is not the size of {dtype} "
+                f"{list(shape)}"
             )
         if first + end > file_bytes:
             raise KieloError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from kielo.artifact.json_object import JsonTable
 from kielo.models import config_keys
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
@@ -178,13 +179,13 @@ def hf_config(
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
     dtype: str = "float32",
-) -> dict[str, object]:
+) -> JsonTable:
     """Return the config.json of an export. dtype: the type of the stored weights.
 
     RoPE and the dtype have transformers 4's spelling, which transformers 4 and 5 both read.
     """
     family = FAMILIES[model.model_type]
-    written: dict[str, object] = {"model_type": model.model_type} if family.in_transformers else {}
+    written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}
     written |= config_keys.write_config(config_entries(model.model_type), model)
     written |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if family.is_encoder:

@@ -47,8 +47,20 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     return module
 
 
-class SplitEmbedding(ParallelStyle):
-    """A vocabulary's embedding whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
+class OwnStyle(ParallelStyle):
+    """A style of torch that changes a module by `change(module, axis)`."""
+
+    def __init__(self, change: Callable[[nn.Module, DeviceMesh], object]) -> None:
+        super().__init__()
+        self.change = change
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        self.change(module, axis)
+        return module
+
+
+def split_embedding(output: Placement, module: nn.Module, axis: DeviceMesh) -> None:
+    """Split a vocabulary's embedding, whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
 
     Token ids [b, s] become hidden states [b, s, d]. Each rank looks up the tokens of its rows, writes zeros
     for all others, and the results are summed (Shoeybi et al. 2019, section 3). One addend of each sum is not
@@ -57,19 +69,13 @@ class SplitEmbedding(ParallelStyle):
 
     output: placement of the hidden states, of which each rank gets its part as a plain tensor.
     """
+    distribute_module(module, axis, _split_parameters)
+    module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, output)
 
-    def __init__(self, output: Placement) -> None:
-        super().__init__()
-        self.output = output
 
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def split(_: str, embedding: nn.Module, axis: DeviceMesh) -> None:
-            rows = nn.Parameter(distribute_tensor(embedding.get_parameter("weight"), axis, [Shard(0)]))
-            embedding.register_parameter("weight", rows)
-
-        distribute_module(module, axis, split)
-        module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, self.output)
-        return module
+def _split_parameters(_: str, module: nn.Module, axis: DeviceMesh) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
 
 
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
@@ -171,24 +177,24 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "vocabulary":
-        return SplitEmbedding(between)
+        return OwnStyle(partial(split_embedding, between))
     if style == "column":
         return ColwiseParallel()
     if style == "summed row":
-        return SplitRows(axis)
+        return OwnStyle(lambda linear, mesh: split_rows(_checked(linear, nn.Linear), mesh, axis))
     if style == "row":
         return RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
         return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
     if style == "whole_input":
-        return SplitProjection(axis._replace(along_sequence=False))
+        return OwnStyle(partial(_split_projection, axis._replace(along_sequence=False)))
     if style == "features":
-        return SplitFeatures(axis)
-    if style in _OWN_STYLES:
-        return _OWN_STYLES[style]()
+        return OwnStyle(partial(_split_features, axis))
+    if style in _CHANGES:
+        return OwnStyle(_CHANGES[style])
     if style == "gather":
         if isinstance(module, AccumulatingProjection):
-            return SplitProjection(axis)
+            return OwnStyle(partial(_split_projection, axis))
         # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
         return PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
@@ -196,46 +202,23 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
     raise ValueError(f"{style!r} is no tensor-parallel style")
 
 
-class _WithAxis(ParallelStyle):
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
+def _split_projection(axis: TensorAxis, module: nn.Module, _: DeviceMesh) -> None:
+    """Let linears of one input, each split in rows, send input and gradient themselves."""
+    _checked(module, AccumulatingProjection).axis = axis
 
 
-class SplitProjection(_WithAxis):
-    """Linears of one input, each split in rows. The projection itself sends input and gradient."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        _checked(module, AccumulatingProjection).axis = self.axis
-        return module
-
-
-class SplitRows(_WithAxis):
-    """A linear whose input is split by features. It sums its output itself."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        split_rows(_checked(module, nn.Linear), mesh, self.axis)
-        return module
+def _split_features(axis: TensorAxis, module: nn.Module, _: DeviceMesh) -> None:
+    """Norm features of which each rank has a part, without weights: [b, s, f/t]."""
+    norm = _checked(module, LayerNorm)
+    if norm.elementwise_affine:
+        raise ValueError("a norm of split features has weights, which would have to be split too")
+    module.forward = partial(split_norm, epsilon=norm.epsilon, axis=axis)
 
 
-class SplitFeatures(_WithAxis):
-    """A norm without weights over features of which each rank has a part: [b, s, f/t]."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        norm = _checked(module, LayerNorm)
-        if norm.elementwise_affine:
-            raise ValueError("a norm of split features has weights, which would have to be split too")
-        module.forward = partial(split_norm, epsilon=norm.epsilon, axis=self.axis)
-        return module
-
-
-class WholeMatrix(ParallelStyle):
-    """A linear whose weight is whole, on this rank's part of the sequence; its gradient is summed."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        distribute_module(module, axis)
-        module.forward = partial(_with_whole_weight, _checked(module, nn.Linear))
-        return module
+def _keep_whole(module: nn.Module, axis: DeviceMesh) -> None:
+    """Multiply this rank's part of the sequence by a whole weight, whose gradient is summed."""
+    distribute_module(module, axis)
+    module.forward = partial(_with_whole_weight, _checked(module, nn.Linear))
 
 
 def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
@@ -245,17 +228,15 @@ def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
 
 
 def _whole(parameter: Tensor) -> Tensor:
-    is_split = isinstance(parameter, DTensor)
-    return parameter.to_local(grad_placements=[Partial()]) if is_split else parameter
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return parameter.to_local(grad_placements=[Partial()])
 
 
-class OwnPositionHeads(ParallelStyle):
-    """Relative positions of this rank's heads, which other ranks' matrices may make."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        if module.is_interleaved:
-            module.forward = partial(_own_position_heads, module.forward, axis)
-        return module
+def _split_position_heads(module: nn.Module, axis: DeviceMesh) -> None:
+    """Keep the relative positions of this rank's heads, which other ranks' matrices may make."""
+    if module.is_interleaved:
+        module.forward = partial(_own_position_heads, module.forward, axis)
 
 
 def _own_position_heads(
@@ -270,59 +251,46 @@ def _own_position_heads(
     return tuple(heads.chunk(axis.size())[axis.get_local_rank()] for heads in cut_into_heads(*whole))
 
 
-class PositionTable(ParallelStyle):
-    """A whole embedding; each rank reads the rows of its part of the sequence: [1, s] → [1, s/t, d]."""
+def _split_positions(module: nn.Module, axis: DeviceMesh) -> None:
+    """Read the rows of this rank's part of the sequence from a whole embedding: [1, s] → [1, s/t, d]."""
 
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
-            whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
-            return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
+    def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
+        whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
 
-        return distribute_module(module, axis, None, part, _to_local)
-
-
-class EachHead(ParallelStyle):
-    """A norm of each head by itself, [b, s, h/t, k] on a rank: its weight is whole, gradients are summed."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        return distribute_module(module, axis, None, _split_along(2), _to_local)
+    distribute_module(module, axis, None, part, _to_local)
 
 
-class AllHeads(ParallelStyle):
-    """A norm over all heads, [b, s, hk/t] on a rank: its weight is split as the heads, its mean is global."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def split(_: str, norm: nn.Module, axis: DeviceMesh) -> None:
-            for name, parameter in norm.named_parameters(recurse=False):
-                norm.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
-
-        return distribute_module(module, axis, split, _split_along(2), _to_local)
+def _norm_each_head(module: nn.Module, axis: DeviceMesh) -> None:
+    """Norm each head by itself, [b, s, h/t, k] on a rank: the weight is whole, gradients are summed."""
+    distribute_module(module, axis, None, _split_along_heads, _to_local)
 
 
-class OwnHeads(ParallelStyle):
-    """ALiBi slopes of this rank's heads."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        alibi = _checked(module, Alibi)
-        alibi.num_heads = alibi.total_heads // axis.size()
-        alibi.first_head = alibi.num_heads * axis.get_local_rank()
-        alibi.reset_buffers(alibi.slopes.device)
-        return module
+def _norm_all_heads(module: nn.Module, axis: DeviceMesh) -> None:
+    """Norm all heads, [b, s, hk/t] on a rank: the weight is split as the heads, the mean is global."""
+    distribute_module(module, axis, _split_parameters, _split_along_heads, _to_local)
 
 
-_OWN_STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "positions": PositionTable,
-    "each_head": EachHead,
-    "all_heads": AllHeads,
-    "slopes": OwnHeads,
-    "whole": WholeMatrix,
-    "position_heads": OwnPositionHeads,
+def _split_slopes(module: nn.Module, axis: DeviceMesh) -> None:
+    alibi = _checked(module, Alibi)
+    alibi.num_heads = alibi.total_heads // axis.size()
+    alibi.first_head = alibi.num_heads * axis.get_local_rank()
+    alibi.reset_buffers(alibi.slopes.device)
+
+
+_CHANGES: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
+    "positions": _split_positions,
+    "each_head": _norm_each_head,
+    "all_heads": _norm_all_heads,
+    "slopes": _split_slopes,
+    "whole": _keep_whole,
+    "position_heads": _split_position_heads,
 }
 
 
 # torch says that such functions return None, but uses the result.
-def _split_along(dim: int) -> Callable[..., Any]:
-    return lambda _, inputs, axis: DTensor.from_local(inputs[0], axis, [Shard(dim)], run_check=False)
+def _split_along_heads(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
+    return DTensor.from_local(inputs[0], axis, [Shard(2)], run_check=False)
 
 
 def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:

@@ -106,18 +106,22 @@ def attend(
 
 
 def _score_mod(scores: Scores) -> ScoreMod | None:
-    softcap, slopes_h, positions_q = scores.softcap, scores.slopes_h, scores.positions_q
+    if scores.softcap is not None:
+        softcap = scores.softcap
 
-    def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
+        def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return softcap * torch.tanh(score / softcap)
 
-    def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        position = query if positions_q is None else positions_q[query]
-        return score - slopes_h[h] * (position - key)
-
-    if softcap is not None:
         return capped
-    return scores.change if slopes_h is None else sloped
+    if scores.slopes_h is not None:
+        slopes_h, positions_q = scores.slopes_h, scores.positions_q
+
+        def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            position = query if positions_q is None else positions_q[query]
+            return score - slopes_h[h] * (position - key)
+
+        return sloped
+    return scores.change
 
 
 def _run(
