@@ -1,8 +1,4 @@
-"""Agreement of all ranks: values in, the same value or the same error out on every rank.
-
-Without a process group the one process is rank 0 of 1, and nothing is sent. Values are descriptions (paths,
-names, shapes, messages), never tensors, as `ranks/objects.py` sends.
-"""
+"""Agreement of all ranks on descriptions (paths, names, messages): the same value or error on every rank."""
 
 import socket
 from collections.abc import Callable
@@ -48,10 +44,7 @@ class Agreement:
         return results[0]
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
-        """Run `action` on every rank; return all results, or raise the first rank's error on every rank.
-
-        Its message ends with the rank. An OSError keeps its errno.
-        """
+        """Run `action` on every rank; return all results, or raise the first error, with its rank."""
         results: list[T] = []
         failure: tuple[str, tuple[Any, ...]] | None = None
         cause: Exception | None = None
@@ -70,10 +63,7 @@ class Agreement:
         return [result for of_rank, _ in answers for result in of_rank]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
-        """Give rank 0 the values of all ranks; return to each rank its entry of `divide(values)`.
-
-        Unlike `gather`, it sends nothing else to other ranks. Raise as `on_first` does.
-        """
+        """Give rank 0 the values of all ranks; return to each rank only its entry of `divide(values)`."""
         values = objects.gather(value, self.group) if self.size > 1 else [value]
         parts: list[R] = []
         self.on_first(lambda: parts.extend(divide(values)))

@@ -135,10 +135,7 @@ def compare(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> Comparison:
-    """Compare AutoTokenizer's ids of `sample` with the stored ids, or with Kielo's.
-
-    files: of the tokenizer, by name. model_type: of the model beside them, which AutoTokenizer considers.
-    """
+    """Compare AutoTokenizer's ids, beside a model of `model_type`, with the stored ids or with Kielo's."""
     kept = _without_control_tokens(tokenizer, sample)
     chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
     texts = [one for one in kept if not one.messages]
@@ -163,9 +160,9 @@ def agreed_files(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> dict[str, bytes]:
-    """Return files with which AutoTokenizer gives Kielo's ids: unchanged, or with a plain configuration.
+    """Return files with Kielo's ids: unchanged, or with a plain configuration.
 
-    Raise KieloError if it gives other ids with each.
+    KieloError if none has them.
     """
     for change in (lambda files, _: dict(files), plain_files, coded_files):
         found = compare(candidate := change(files, tokenizer), model_type, tokenizer, sample)
@@ -198,10 +195,7 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
 
 
 def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
-    """Return the plain files with a class of their own.
-
-    transformers 5 takes Qwen 2's class for any tokenizer beside a Qwen 2 model, unless there is such a class.
-    """
+    """Return the plain files with a class of their own: transformers 5 else takes a Qwen 2 model's class."""
     plain = plain_files(files, tokenizer)
     config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
     return plain | {CONFIG_FILE: json_bytes(config), CODE_FILE: CODE.encode()}

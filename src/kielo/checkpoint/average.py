@@ -1,7 +1,6 @@
 """The average of several checkpoints of one run: a checkpoint of its own, without optimiser state.
 
-An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018,
-arXiv:1803.05407). It is read and written by blocks of rows, so that memory does not grow with the model.
+It often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
 """
 
 import os

@@ -68,19 +68,15 @@ class Checkpointer:
         self._failure: str | None = None
 
     def use_memory(self, local_rank: int) -> None:
-        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node.
-
-        `newest` finds the copies of an earlier attempt. Raise KieloError if nodes differ.
-        """
+        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node."""
         self._memory_copies = MemoryCopies(
             self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
         )
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Allocate the host memory for saves of these tensors and plan them; else the first save does both.
+        """Allocate the host memory for saves of these tensors and plan them, not beside the training.
 
-        A plan made beside the training would slow the steps of that time. Raise KieloError on every rank if
-        the ranks' parts do not make up a tensor.
+        Raise KieloError on every rank if the ranks' parts do not make up a tensor.
         """
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
@@ -109,20 +105,16 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._saver.write, save)
 
     def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
-        """Begin to copy the state to the nodes' memory, after `use_memory`; return as `save` does.
-
-        A failed copy is an alert, and does not change what `settle` says about saves.
-        """
+        """Begin to copy the state to the nodes' memory; return as `save` does. A failed copy is an alert."""
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
         self._wait()
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
-        """Wait for the save under way; return the newest checkpoint that was published here.
+        """Wait for the save under way; return the newest checkpoint published here (or `go_back_to`'s).
 
-        That can be the checkpoint of `go_back_to`; None before any. Copies in memory are removed. Raise
-        KieloError on every rank if the last save failed.
+        Copies in memory are removed. Raise KieloError on every rank if the last save failed.
         """
         self._wait()
         if self._failure is not None:
@@ -132,10 +124,7 @@ class Checkpointer:
         return self._published
 
     def shortage(self) -> str | None:
-        """Return, on rank 0, why the disk has no room for the next save; None if it has.
-
-        None while a save is under way, because older checkpoints are removed after it.
-        """
+        """Return, on rank 0, why the disk has no room for the next save; None during a save."""
         if self._under_way is not None and not self._under_way.done():
             return None
         folder = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
@@ -214,8 +203,7 @@ class Checkpointer:
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
         """Fill `tensors` in place from a checkpoint that any layout wrote; return its plain state.
 
-        Raise KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
-        shapes or dtypes that the checkpoint cannot fill. A narrower dtype can fill a wider one.
+        Raise KieloError on every rank, before any tensor changes, for damage and for tensors that do not fit.
         """
         self._wait()
         path = Path(path)

@@ -32,10 +32,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class WantedExport:
-    """The content of an export, and its stage.
-
-    model: complete. tokenizer_folder: None for an export without tokenizer. dtype: the chosen dtype.
-    """
+    """The content of an export, with its complete model and its chosen dtype, and its stage."""
 
     checkpoint: Path
     index: CheckpointIndex

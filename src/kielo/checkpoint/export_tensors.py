@@ -1,8 +1,4 @@
-"""The tensors of an export, block by block: a checkpoint and a family's pieces in, file tensors out.
-
-A tensor is read by blocks of rows, and of each block only the boxes of our parameters. So memory does not
-grow with the model, whatever is fused, transposed or padded.
-"""
+"""The tensors of an export, by blocks of rows, so that memory does not grow with the model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

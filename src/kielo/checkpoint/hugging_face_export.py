@@ -1,7 +1,6 @@
 """Export of a checkpoint to a Hugging Face folder: safetensors shards, index, configs, tokenizer, README.
 
-Streamed by blocks of rows, so that memory does not grow with the model, and resumable: a line of the journal
-beside it records each finished shard, and the same command writes only missing shards.
+It is streamed by blocks of rows and resumable: the same command writes only missing shards.
 """
 
 import logging

@@ -60,9 +60,9 @@ def load_model_weights(
     transplant: Transplant | None = None,
     stored: CompleteModel | None = None,
 ) -> dict[str, str]:
-    """Call `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
+    """Call `load_weights` with the family's names.
 
-    stored: the folder's model, if `model` has only some of its layers; the other layers are not read.
+    stored: the folder's model, if `model` has fewer layers.
     """
     pieces = families.module(model.model_type, "tables").to_hugging_face(model)
     return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
@@ -132,10 +132,7 @@ def load_weights(
 
 
 def read_tables(source: Path) -> StoredTensors:
-    """Read the tables of all files of a folder, in the order of the files.
-
-    KieloError for a damaged table, a file that lacks a tensor of the index, and a tensor in two files.
-    """
+    """Read the tables of all files of a folder; KieloError for damaged, incomplete or contradictory files."""
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)

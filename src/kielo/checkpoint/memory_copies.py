@@ -101,8 +101,7 @@ def _read(piece: tuple[Path, int, int], values: torch.Tensor) -> None:
 class MemoryCopies:
     """The copies of the run whose checkpoints are in `checkpoints`. All ranks call each method together.
 
-    ranks, planner, on_alert, permit: of the checkpointer. local_rank: the number of this rank on its node.
-    Raise KieloError if nodes have different numbers of ranks.
+    local_rank: of this rank on its node. Raise KieloError if nodes have different numbers of ranks.
     """
 
     def __init__(
@@ -129,10 +128,9 @@ class MemoryCopies:
         self._slow_links = SlowLinks(hosts, self._ranks_a_node)
 
     def write(self, save: Save) -> None:
-        """Copy the state of `save`, and remove the copy before it when the new copy is whole on all nodes.
+        """Copy the state of `save`, then remove the copy before it.
 
-        There is no copy before the first checkpoint is on the disk. A failed copy (no room in memory, values
-        that are not finite) is an alert and leaves the copy before it.
+        A failed copy is an alert, and removes none.
         """
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
@@ -153,10 +151,9 @@ class MemoryCopies:
             self._node.remove_all_but(name)
 
     def make_checkpoint(self) -> Path | None:
-        """Make the newest copy a checkpoint, if it is newer than all checkpoints; then remove all copies.
+        """Make the newest copy a checkpoint, if it is newer than all; return its path.
 
-        Return its path. Return None if there is no such copy, or if it cannot be written: an alert, which
-        leaves the copies.
+        A failure is an alert.
         """
         found = self._ranks.gather(self._node.find())
         name = self._ranks.on_first(lambda: self._choose(found))

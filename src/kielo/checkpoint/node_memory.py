@@ -54,9 +54,9 @@ class CopyName:
 
 @dataclass
 class FoundCopy:
-    """A copy as it was found. files: name → bytes of existing files; listed: of the manifest's files.
+    """A copy as it was found.
 
-    `listed` is empty without a manifest.
+    files: name → bytes of existing files; listed: of the manifest's files, if any.
     """
 
     files: dict[str, int] = field(default_factory=dict)
@@ -72,10 +72,9 @@ class FoundCopy:
 
 
 class NodeMemory:
-    """The copies on this node of the run whose checkpoints are in `checkpoints`.
+    """The copies of a run on this node, whose first rank is `first_rank`.
 
-    first_rank: of this node. `folder` also has the copies of other nodes that a test simulates on this
-    machine.
+    `folder`: of all (simulated) nodes.
     """
 
     def __init__(self, checkpoints: Path, first_rank: int):

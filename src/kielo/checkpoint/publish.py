@@ -24,9 +24,9 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
-    """Return why the file system of `folder` has no room for these bytes and files; None if it has.
+    """Return why the file system has no room for these bytes and files; None if it has.
 
-    It does not see a quota; writing does.
+    A quota is not seen.
     """
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
@@ -136,10 +136,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def mark_damaged(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint to `NAME.damaged`, for people to look at; return the warning.
-
-    Earlier renamed checkpoints stay.
-    """
+    """Rename a damaged checkpoint to a new `NAME.damaged`, for people to look at; return the warning."""
     renamed, number = path.with_name(path.name + ".damaged"), 1
     while os.path.lexists(renamed):
         number += 1

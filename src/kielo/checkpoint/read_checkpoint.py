@@ -18,10 +18,9 @@ from kielo.recipe.errors import KieloError
 
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` in place from the checkpoint `path`, all ranks or none; return its plain state.
+    """Fill `tensors` from the checkpoint `path`, on all ranks or none; return its plain state.
 
-    Each rank reads the index's lines of its own tensors. Raise KieloError on every rank, before any tensor
-    changes, for names, shapes or dtypes that the checkpoint cannot fill.
+    Raise KieloError on every rank, before any tensor changes, for tensors that do not fit.
     """
     index, complaint = CheckpointIndex("", 0, {}), None
     try:
@@ -49,7 +48,7 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
 
 
 class Verification:
-    """A comparer of checkpoints with their checksums, which remembers whole ones.
+    """Comparison of checkpoints with their checksums; whole ones are remembered.
 
     All ranks call it together.
     """
@@ -73,8 +72,7 @@ class Verification:
     def find_fault(self, path: Path) -> Fault | None:
         """Read the whole checkpoint and return its fault, None if it is whole; the same on every rank.
 
-        Each rank reads its share of the files, its own (maybe cached) files first. A file that one rank could
-        not read outweighs damage that another rank saw.
+        A rank reads its own (maybe cached) files first. An unreadable file outweighs damage elsewhere.
         """
         files = self._ranks.on_first(lambda: _files_or_fault(path))
         if isinstance(files, Fault):
@@ -99,11 +97,7 @@ def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors onto the CPU, without a process group: all of them, or `names`.
-
-    The files that contain them are verified first. Raise KieloError for damage and for names that the
-    checkpoint lacks.
-    """
+    """Read and verify whole tensors onto the CPU, without a process group: all, or `names`."""
     path = Path(path)
     names = None if names is None else list(names)
     index = read_index(path, names)

@@ -129,10 +129,7 @@ def _header(
 def write_chunks(
     folder: Path, rank: int, save_id: str, chunks: Sequence[HeldChunk], copies: Mapping[str, torch.Tensor]
 ) -> dict[str, CheckpointFile]:
-    """Write the chunks into the rank's file, one at a time, and bring it to the disk: name → record.
-
-    copies: name → values of the chunk. A rank without chunks writes no file.
-    """
+    """Write the chunks into the rank's file, if it has any, and bring it to the disk: name → record."""
     if not chunks:
         return {}
     name = rank_file_name(rank)
@@ -149,10 +146,7 @@ def write_chunks(
 
 @torch.no_grad()
 def fill_from_chunks(folder: Path, index: CheckpointIndex, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them.
-
-    A tied name reads the tensor that it is tied to.
-    """
+    """Fill this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them."""
     by_file = defaultdict(list)
     for name, tensor in tensors.items():
         target, box = local(tensor).detach(), local_slices(tensor)

@@ -24,10 +24,7 @@ from kielo.recipe.errors import KieloError
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Find the names of tensors that share all their memory with an earlier tensor: alias → name.
-
-    A checkpoint stores one of them. Empty shards share nothing.
-    """
+    """Find tensors that share all their memory with an earlier tensor: alias → name. Empty shards do not."""
     first: dict[tuple, str] = {}
     tied = {}
     for name, tensor in tensors.items():
@@ -63,10 +60,9 @@ class HeldChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """The plan of all ranks, on rank 0.
+    """The plan of all ranks, on rank 0. num_files: number of ranks that write a file.
 
     entries: tensor → its entry in the index, as JSON. aliases: a tied tensor's name → its stored name.
-    num_files: ranks that write a file.
     """
 
     entries: dict[str, str] = field(default_factory=dict)
@@ -148,9 +144,9 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
 
 
 def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
-    """List this rank's parts of the tensors, without the empty parts of tensors with fewer rows than ranks.
+    """List this rank's parts of the tensors.
 
-    A tensor without elements is a part of its own.
+    Parts without elements are left out, unless the whole has none.
     """
     held = []
     for name, tensor in tensors.items():

@@ -1,7 +1,6 @@
 """One save, from host copies to a published checkpoint: the work of the writing thread on every rank.
 
-The files are written beside their place (`step_00000100.ID.partial`) and brought to the disk. Rank 0 renames
-the folder when every rank has finished, its manifest last. Then old checkpoints are pruned.
+Files are written beside their place. Rank 0 renames the folder at last, and prunes old checkpoints.
 """
 
 import json
@@ -119,10 +118,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Saver:
-    """The writer of checkpoints in `folder`; its arguments are the arguments of `Checkpointer`.
-
-    planner: keeps the plan from save to save.
-    """
+    """The writer of checkpoints in `folder`; its arguments are the arguments of `Checkpointer`."""
 
     folder: Path
     keep_newest: int
@@ -203,20 +199,14 @@ def describe_files(
 
 
 def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
-    """Return the bytes and the number of files of a save. plain_bytes: of its JSON state.
-
-    The index describes each chunk in more bytes than its file's header does.
-    """
+    """Return bytes and files of a save. The index describes a chunk in more bytes than its file's header."""
     described = plain_bytes + 2 * sum(map(len, whole.entries.values()))
     # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
     return whole.tensor_bytes + described, whole.num_files + 4
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
-    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite.
-
-    One more pass over memory that the writing thread reads anyway.
-    """
+    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite."""
     for name, copy in copies.items():
         if (
             copy.numel()

@@ -1,7 +1,6 @@
 """Links between nodes that are slower than the others, found by copies in memory that are sent anyway.
 
-Every rank sends its part of a copy to a rank of the next node, and all begin together. So the seconds until
-the first piece arrives are the link's own, and nothing is sent for them.
+All ranks begin to send together, so the seconds until a first piece arrives are the link's own.
 """
 
 from collections import deque
@@ -40,10 +39,7 @@ class SlowLinks:
         self._reported: set[int] = set()
 
     def look(self, arrivals: Sequence[Arrival | None]) -> str | None:
-        """Return a message about links that are slow now and were not before, else None.
-
-        arrivals: of all ranks, at a copy.
-        """
+        """Return a message about links that became slow, else None. arrivals: of all ranks, at a copy."""
         each = [one.seconds / one.num_bytes for one in arrivals if one and one.num_bytes >= LEAST_BYTES]
         if len(each) < len(arrivals):
             return None
@@ -70,8 +66,7 @@ class SlowLinks:
 def slow_links(copies: Sequence[Sequence[float]]) -> list[SlowLink]:
     """Return the links whose fastest copy takes at least `LEAST_TIMES` as long as the slowest usual copy.
 
-    copies: seconds per byte to each node from the node before it, at several copies. Usual is the median over
-    the links at a copy (the lower of two).
+    copies: seconds per byte to each node from the node before it. Usual: the (lower) median of a copy.
     """
     usual = [sorted(of_copy)[(len(of_copy) - 1) // 2] for of_copy in copies]
     return [

@@ -74,11 +74,7 @@ def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> 
 def generation_config(
     settings: Mapping[str, Any], roles: Mapping[str, int | None], tokenizer_folder: Path | None
 ) -> JsonTable:
-    """Return the generation_config.json of an export.
-
-    It is the source's, or has the tokenizer's `roles` (`eos_token_id` → id). The token that ends documents
-    and the token by which the chat template ends an answer are among the end tokens.
-    """
+    """Return generation_config.json of an export: the source's, or `roles`, with all end tokens."""
     generation = settings.get("generation") or dict(roles)
     ends = generation.get("eos_token_id")
     ends = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]

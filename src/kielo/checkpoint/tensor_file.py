@@ -1,7 +1,6 @@
 """Tensors in files, read by boxes: the bytes of a box → part of a tensor, in two buffers of fixed size.
 
-One buffer is filled by preadv while the other is cast into its targets. The file is not mapped: mapped pages
-count as resident memory, and only the kernel decides when they go.
+Not mapped: mapped pages count as resident memory, and only the kernel decides when they go.
 """
 
 import itertools
@@ -58,10 +57,9 @@ class ReadBuffers:
 
 
 class TensorFile:
-    """One file of tensors, open for reading until `close` or the end of a `with`.
+    """One file of tensors, open for reading until `close`. KieloError for a damaged or truncated file.
 
-    tensors: its table, if it is known already (`read_table`). buffers: shared with other files. Raise
-    KieloError, naming the file and if possible the tensor, for a damaged or truncated file.
+    tensors: its table, if it is known already (`read_table`). buffers: shared with other files.
     """
 
     def __init__(

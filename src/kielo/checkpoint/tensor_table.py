@@ -97,11 +97,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of a tensor in its file.
-
-    dtype: a safetensors name ("BF16"). begin: byte of the file at which element 0 begins. strides: in
-    elements.
-    """
+    """A tensor's place in its file: a safetensors dtype ("BF16"), its first byte, its strides in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -110,11 +106,7 @@ class StoredTensor:
 
 
 def read_table(path: Path) -> dict[str, StoredTensor]:
-    """Read the tensors of a file by name: a safetensors header, or the table that `torch.save` wrote.
-
-    Each tensor is checked: it is inside the file, as long as dtype and shape say, and (safetensors) overlaps
-    no other. KieloError names the file and the tensor.
-    """
+    """Read the tensors of a file by name, and check their places; KieloError names file and tensor."""
     path = Path(path)
     try:
         return _safetensors_table(path) if path.suffix == ".safetensors" else _torch_table(path)

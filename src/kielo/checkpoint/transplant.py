@@ -48,10 +48,7 @@ class Transplant:
         )
 
     def fill(self, name: str, shape: Sequence[int], shard: Tensor, box: Box, source: "Source") -> bool:
-        """Fill `shard`, the box of the parameter `name`; rows beyond the new vocabulary become zero.
-
-        Return False if an old row is not finite.
-        """
+        """Fill the box `shard` of a parameter, padding with zero; return False if a row is not finite."""
         shard.zero_()
         if not shard.numel():
             return True
@@ -86,10 +83,7 @@ class Transplant:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which old row is added to which new row of a shard, ascending by old row.
-
-    weights: fp32 factors of the old rows; None if all are 1.
-    """
+    """Old rows, the new rows that they are added to, and their fp32 weights (None: all 1), by old row."""
 
     olds: np.ndarray
     rows: np.ndarray
@@ -154,10 +148,7 @@ def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _without_repetition(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Yield at most `most` places of `rows` at a time, without two places of one row.
-
-    These are the first of each row, then the second, …
-    """
+    """Yield at most `most` places of `rows` at a time: the first of each row, then the second, …"""
     seen: Counter[int] = Counter()
     occurrence = np.empty(len(rows), dtype=np.int64)
     for place, row in enumerate(rows.tolist()):

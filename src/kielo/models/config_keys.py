@@ -152,10 +152,7 @@ def fixed(ours: str, *known: object, theirs: str | None = None, is_written: bool
 
 
 class Unread(Entry):
-    """Keys of config.json that do not change a model's logits in use.
-
-    written: key → value of exports, or a function of the model.
-    """
+    """Keys of config.json that do not change logits. written: key → value of exports, or of the model."""
 
     def __init__(self, *theirs: str, **written: object):
         self._theirs, self._written = theirs, written
@@ -229,10 +226,7 @@ class NoWindows(Entry):
 
 
 class Windows(Entry):
-    """layer_types and sliding_window; by default every `full_every`-th layer has no window.
-
-    pattern: keys of config.json that replace full_every.
-    """
+    """layer_types and sliding_window; every `full_every`-th layer (keys: `pattern`) has no window."""
 
     ours = ("sliding_window", "layer_types")
 
@@ -449,10 +443,7 @@ COMMON: tuple[Entry, ...] = (
 def read_config(
     entries: Iterable[Entry], config: Mapping[str, object], model_type: str, where: str
 ) -> tuple[CompleteModel, list[str]]:
-    """Return the complete model of a config, and the keys that no entry knows.
-
-    Raise KieloError with every complaint, after the name of the file.
-    """
+    """Return a config's model, and the keys that no entry knows. Raise KieloError with every complaint."""
     reader, values = ConfigReader(config), dict[str, Any](model_type=model_type)
     for entry in (*COMMON, *entries):
         values |= entry.read(reader, values)

@@ -28,10 +28,7 @@ SWITCH = Kind(lambda value: isinstance(value, bool), "true or false")
 
 
 class ConfigReader:
-    """A reader of one config, which collects complaints and the keys that were read.
-
-    A value with a complaint is replaced by the default, so that reading continues.
-    """
+    """A reader of a config, which collects complaints and goes by defaults, and the keys that were read."""
 
     def __init__(self, config: Mapping[str, object]):
         self._config = config

@@ -31,10 +31,7 @@ def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
 
 
 def _by_class(config: Mapping[str, object]) -> str | None:
-    """Return the family of a config without a model_type, by the classes of its remote code.
-
-    LTG-BERT's classes begin with Ltgbert (HPLT) or Norbert (NorBERT 3).
-    """
+    """Return the family of a config without a model_type, by the classes of its remote code."""
     named = (config.get("architectures"), config.get("auto_map"))
     return "ltg_bert" if any(word in str(named).lower() for word in ("ltgbert", "norbert")) else None
 
@@ -66,7 +63,7 @@ def check(model: CompleteModel) -> None:
 def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Iterator[str]:
     """Yield the keys that do not fit the model or are not the family's, with reasons.
 
-    given: keys of a recipe, which the family must have even if their value is the default.
+    given: a recipe's keys.
     """
     parts = module(model.model_type, "tables").layer_parts(model)
     if parts.is_rotary and model.head_dim % 2:
@@ -98,10 +95,7 @@ _OF_EVERY_MODEL = [name for name, field in CompleteModel.model_fields.items() if
 
 
 def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
-    """Return `model` with the keys set that follow from other keys or have a default of the family.
-
-    Raise KieloError for a model.rope_scaling that does not fit, and for a vocab_size that is not set.
-    """
+    """Return `model` with the keys set that follow from other keys or have a default of the family."""
     defaults = family_defaults(model.model_type)
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
     derived: dict[str, object] = {
@@ -121,11 +115,7 @@ def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
 
 
 def read_hf_config(path: str | Path) -> CompleteModel:
-    """Read the model of a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
-
-    path: the file or its folder. Keys that do not change the maths are ignored; KieloError names a key whose
-    value Kielo does not support.
-    """
+    """Read the model of a Hugging Face `config.json` (the file, or in the folder), of transformers 4 or 5."""
     model_type, config, where = _config_json(path)
     model = model_of_config(model_type, config, where)
     try:
@@ -180,9 +170,9 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> JsonTable:
-    """Return the config.json of an export. dtype: the type of the stored weights.
+    """Return an export's config.json, in a spelling that transformers 4 and 5 read.
 
-    RoPE and the dtype have transformers 4's spelling, which transformers 4 and 5 both read.
+    dtype: of stored weights.
     """
     family = FAMILIES[model.model_type]
     written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}

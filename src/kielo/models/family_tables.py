@@ -44,10 +44,7 @@ FULL_EVERY = {"modernbert": 3}
 
 
 def layer_types(config: CompleteModel) -> tuple[str, ...]:
-    """Return each layer's "full_attention" or "sliding_attention".
-
-    Without model.layer_types all layers have the window, except the layers of `FULL_EVERY`.
-    """
+    """Return each layer's kind; without model.layer_types the window is all layers', or by `FULL_EVERY`."""
     if config.layer_types:
         return config.layer_types
     full_every = FULL_EVERY.get(config.model_type, 0 if config.sliding_window else 1)

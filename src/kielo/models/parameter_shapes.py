@@ -1,7 +1,4 @@
-"""The parameters of a model, from its `[model]` section: shapes, numbers, FLOPs, tensor styles; torch-free.
-
-Names are the names of a family's `tables.py`. A test compares the shapes with the shapes of its `model.py`.
-"""
+"""The parameters of a model, from its `[model]` section: shapes, numbers, FLOPs, styles; torch-free."""
 
 from kielo.models.families import module
 from kielo.models.family_tables import LayerParts, layer_types

@@ -27,10 +27,7 @@ class Piece:
     rows: int | None = None
 
     def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
-        """Yield (box of the parameter, the same box in the file) for each contiguous part of `box`.
-
-        box: a slice with bounds for each dim. Padding rows and empty parts are left out.
-        """
+        """Yield (box of the parameter, box in the file) for each contiguous part of `box`."""
         if not box:
             yield (), ()
             return

@@ -100,8 +100,8 @@ PROPORTIONS: dict[str, Proportions] = {
 def with_shape(model: Model) -> Model:
     """Return `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
 
-    The result has no `params`. Among shapes within 1 % of the size, choose the shape nearest to the family's
-    proportions. Raise KieloError if no shape is within 5 %.
+    Of shapes within 1 % of the size the nearest to the family's proportions; KieloError if none is within 5
+    %.
     """
     wanted = model.params
     assert wanted is not None and model.vocab_size is not None

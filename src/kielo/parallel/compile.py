@@ -25,10 +25,9 @@ _VERSIONS = 64
 
 
 def apply_compile(model: Decoder) -> None:
-    """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
+    """Compile the forward of each of `model.layers`, for each shape by itself; no name changes.
 
-    Each shape is compiled for itself: a run has few shapes, and code for any shape is slower. Raise
-    KieloError if a compiler or the headers of Python are missing.
+    Raise KieloError if a compiler or the headers of Python are missing.
     """
     missing = missing_compiler(_device())
     if missing is not None:
@@ -48,10 +47,7 @@ def apply_compile(model: Decoder) -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run layers without the code of `apply_compile`; a kernel that they call is compiled by itself.
-
-    torch's stance "force_eager" would also take FlexAttention's kernel, and with it O(s²) memory.
-    """
+    """Run layers without their compiled code; kernels such as FlexAttention compile by themselves."""
     compiled = [(layer, layer.forward) for layer in model.modules() if "uncompiled_forward" in vars(layer)]
     try:
         for layer, _ in compiled:

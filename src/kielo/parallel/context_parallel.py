@@ -33,10 +33,7 @@ from kielo.resolve.shares import lengths_that_split
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
-    """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
-
-    Raise KieloError, with lengths that fit, if `2 × ranks` does not divide the sequence length.
-    """
+    """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU."""
     if ranks == 1:
         return torch.arange(sequence_length)
     if sequence_length % (2 * ranks):
@@ -179,8 +176,7 @@ class UlyssesMaskMaker(ContextMaskMaker):
 class UlyssesAttention(_ContextAttention):
     """Attention of a part of the heads over whole sequences, with one all-to-all before and one after.
 
-    The all-to-all exchanges all heads of a part of the sequence for a part of the heads of the whole
-    sequence. The ranks must divide the number of heads, and of key and value heads (`resolve/rules.py`).
+    The ranks must divide the number of heads, and of key and value heads (`resolve/rules.py`).
     """
 
     def forward(
@@ -223,10 +219,7 @@ def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all of [c, ...]: slice i goes to rank i, slice i of the result is from rank i.
-
-    Its backward is the same exchange.
-    """
+    """An all-to-all of [c, ...]: slice i goes to rank i, slice i of the result is from rank i."""
 
     @staticmethod
     def forward(ctx: Any, slices: Tensor, group: dist.ProcessGroup) -> Tensor:

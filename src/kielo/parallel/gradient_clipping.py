@@ -1,7 +1,4 @@
-"""The global norm of gradients and clipping by it, the same on every rank; sums over parts of tensors.
-
-Nothing here waits for a GPU.
-"""
+"""The norm of all gradients, the same on every rank, and clipping by it. Nothing here waits for a GPU."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,10 +16,9 @@ from kielo.parallel.mesh import Mesh, sum_over
 def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the sum of each tensor's values over its parts, the same bits on all ranks that hold any.
 
-    values: [k] of this rank's part of each of `tensors`, on the part's device. A plain tensor is its own and
-    only part. Of ranks with the same part only the first counts, and the others add zeros, which is exact. So
-    copies cannot drift apart by another order of the sum. All ranks of the tensors' meshes call it together,
-    with the same tensors in the same order; each axis costs one all-reduce.
+    values: [k] of this rank's part of each of `tensors`, on the part's device. Of ranks with the same part
+    only the first counts; the others add zeros, which is exact. All ranks call it together, with the same
+    tensors; each axis costs one all-reduce.
     """
     sums = list(values)
     of_mesh: dict[DeviceMesh, list[tuple[int, DTensor]]] = defaultdict(list)
@@ -55,9 +51,9 @@ def _is_first(tensor: DTensor) -> bool:
 
 
 def gradient_norm(model: nn.Module, mesh: Mesh) -> Tensor:
-    """Compute the 2-norm of all gradients, as on one device: a scalar fp32 tensor on the model's device.
+    """Compute the 2-norm of all gradients, a scalar fp32; not finite on every rank if on one.
 
-    A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
+    Ties count once.
     """
     gradients = _gradients(model)
     # of communicators; offloaded gradients are elsewhere
@@ -72,10 +68,7 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> Tensor:
 
 
 def _copies(gradient: Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that hold the same part of a gradient; its square must count only once.
-
-    Ranks of other pipeline stages hold other parameters.
-    """
+    """Return the number of ranks that hold the same part of a gradient, whose square must count only once."""
     ranks = mesh.parameters.size() // mesh.of_parameters("pipeline").size()
     if not isinstance(gradient, DTensor):
         return ranks
@@ -86,10 +79,7 @@ def _copies(gradient: Tensor, mesh: Mesh) -> int:
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `max_norm`; return the norm before that.
-
-    The formula is torch.nn.utils.clip_grad_norm_'s: multiply by min(1, max_norm / (norm + 1e-6)).
-    """
+    """Clip gradients as torch.nn.utils.clip_grad_norm_ does; return their norm before that."""
     norm = gradient_norm(model, mesh)
     coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     # On the CPU the value costs nothing to read, and multiplying by one costs a pass over memory.

@@ -1,7 +1,4 @@
-"""Memory for a parallel model on meta: names and values → this rank's shards.
-
-A rank makes its own part of each parameter, on the CPU, one at a time.
-"""
+"""Memory for a parallel model on meta: each rank makes its own shards, on the CPU, one at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar

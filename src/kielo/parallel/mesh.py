@@ -1,7 +1,6 @@
 """The mesh: ranks on six named axes, each with its communicator. `World` and layout → `Mesh`.
 
-Neighbouring ranks differ first in the last axis, so the axes with the most communication (tensor, context)
-stay within a node and `replicate` goes across nodes.
+The last axes communicate most, so neighbouring ranks, of one node, differ first in these.
 """
 
 import math
@@ -143,10 +142,7 @@ def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """Return the sum over all ranks of these axes, a new tensor, the same on each of them.
-
-    The last axis comes first, so ranks with the same shard add the same numbers in the same order.
-    """
+    """Return the sum over all ranks of these axes, a new tensor, the same on each of them."""
     total = tensor.detach().clone()
     for axis in reversed(axes):
         if axis.size() > 1:

@@ -169,11 +169,7 @@ def into_stages(
 
 @dataclass(frozen=True)
 class ExampleTensors:
-    """Example tensors of one micro-batch, on meta.
-
-    The first stage takes tokens_bs, each stage sends hidden_bsd to the next, the last stage returns
-    output_bsd.
-    """
+    """Example tensors of one micro-batch, on meta: of the first stage, between stages, of the last stage."""
 
     tokens_bs: Tensor
     hidden_bsd: Tensor

@@ -132,11 +132,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """Options of a pipeline schedule.
-
-    name: a key of `TORCH_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is a
-    scalar. device: of the stages.
-    """
+    """Options of a pipeline schedule: a key of `TORCH_CLASSES`, and `loss(output, labels)`, a scalar."""
 
     name: str
     micro_batches: int
@@ -154,8 +150,7 @@ def make_schedule(
 ) -> Schedule:
     """Make torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
 
-    examples: (input, output) of each part for one micro-batch, on meta. Raise KieloError, naming the version,
-    for a schedule that this torch does not run.
+    examples: (input, output) of each part for one micro-batch, on meta. KieloError if torch lacks it.
     """
     complaint = schedule_complaint(options.name, torch.__version__)
     if complaint is not None:
@@ -185,11 +180,7 @@ def _stage_class(schedule: str, part: Decoder) -> type[LeanStage]:
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """Start schedules without the messages by which neighbours agree on shapes.
-
-    A rehearsed rank has no neighbours, and all shapes are given. torch before 2.13 asks neighbours only for
-    shapes that are not given.
-    """
+    """Start schedules without messages about shapes, because a rehearsed rank has no neighbours."""
     base: Any = torch_schedules._PipelineSchedule
     if not hasattr(base, "_warmup_p2p"):
         yield

@@ -29,10 +29,7 @@ from kielo.parallel.tensor_collectives import (
 
 
 def apply_projection(model: nn.Module) -> None:
-    """Replace each block's joint projections by `AccumulatingProjection`s, in place.
-
-    Blocks with a matrix in FP8, which is torchao's module, stay as they are.
-    """
+    """Replace each block's joint projections by `AccumulatingProjection`s in place, but not beside FP8."""
     for block in list(model.modules()):
         linears = [child for child in block.children() if isinstance(child, nn.Linear)]
         if all(type(linear) is nn.Linear for linear in linears):
@@ -124,10 +121,7 @@ def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis)
 
 @torch.library.custom_op("kielo::gather_in_backward", mutates_args=())
 def _gather_in_backward(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Start an all-gather of `part`. `gradient` is not read: it keeps the gather in the backward.
-
-    Otherwise a compiler would take it for the forward's gather and keep the result of that.
-    """
+    """Start an all-gather; `gradient` keeps a compiler from taking it for the forward's gather."""
     return torch.ops._c10d_functional.all_gather_into_tensor(part, ranks, group_name)
 
 

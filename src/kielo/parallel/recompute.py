@@ -74,10 +74,7 @@ def _recompute(module: nn.Module, **options: Any) -> None:
 
 
 class _Again(NamedTuple):
-    """A tensor that is not kept: how it is made, and how it lies in its storage.
-
-    whole: the arguments that make it a DTensor, None for a plain tensor.
-    """
+    """A tensor that is not kept: how it is made, how it lies in its storage, and what makes it a DTensor."""
 
     make: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
@@ -155,10 +152,7 @@ def _storage(tensor: Tensor) -> int:
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of `kind` that is computed again in the backward.
-
-    A class, not a replaced forward, because compiled layers share code only if their parts are of one class.
-    """
+    """Return a subclass of `kind` that the backward computes again: compiled layers share code by class."""
 
     def forward(self: nn.Module, *inputs: Any) -> Any:
         def inside(*inputs: Any) -> Any:

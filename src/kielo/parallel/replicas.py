@@ -43,9 +43,9 @@ class Difference:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return an int64 scalar on the device: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
+    """Return int64: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
 
-    One flipped bit always changes it: by an odd number times a power of two below 2^64.
+    One flipped bit changes it.
     """
     flat = local(tensor).detach().contiguous().view(-1)
     flat = flat.view(_INTEGERS[flat.element_size()])
@@ -73,10 +73,7 @@ def replicated_axes(tensor: Tensor, mesh: Mesh) -> list[str]:
 
 
 class Replicas:
-    """The tensors of this rank that others hold too. All ranks of the mesh call `differences` together.
-
-    exist: the layout can have such tensors; the same on every rank.
-    """
+    """The tensors of this rank that others hold too. All ranks of the mesh call `differences` together."""
 
     def __init__(self, tensors: Mapping[str, Tensor], mesh: Mesh):
         self._mesh, self._axes = mesh, axes_with_replicas(mesh)

@@ -68,10 +68,7 @@ def gather_and_multiply(
 
 
 def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
-    """Multiply [b, s, d] with a matrix [f, d] and sum the results over the ranks.
-
-    Return this rank's part of the sequence, [b, s/t, f], if ranks hold parts, else all of it.
-    """
+    """Multiply [b, s, d] by a matrix [f, d] and sum over the ranks: this rank's part [b, s/t, f], or all."""
     if not axis.is_chunked:
         return wait(start_sum(_product(x_bsd, matrix), axis))
     by_rank = x_bsd.unflatten(1, (axis.ranks, -1))  # [b, t, s/t, d]

@@ -91,11 +91,7 @@ def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_b
 
 
 def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
-    """Norm the features of which each tensor rank has a part: x [..., f/t] → this rank's part [..., f/t].
-
-    Mean and variance are of all features: three sums over the ranks, of one or two numbers a token. Computed
-    in fp32 inside.
-    """
+    """Norm features that tensor ranks share, x [..., f/t], by mean and variance of all of them, in fp32."""
     return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
 
 
@@ -300,8 +296,7 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
 def gather_sequence(x_bsd: Tensor, axis: DeviceMesh, is_split: bool) -> Tensor:
     """Gather the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
-    is_split: each rank has a part of the sequence; a DTensor says so itself. Backward: each rank's gradient
-    is of its own part of the vocabulary. One collective sums them.
+    is_split: each rank has a part of the sequence. Backward: one collective sums the ranks' gradients.
     """
     if not isinstance(x_bsd, DTensor):
         placement = Shard(SEQUENCE_DIM) if is_split else Replicate()

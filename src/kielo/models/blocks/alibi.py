@@ -13,10 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Alibi(nn.Module):
-    """The slopes of a tensor rank: `num_heads` heads from `first_head` on, of `total_heads`.
-
-    They are not saved: `reset_buffers` fills them after a model leaves the meta device.
-    """
+    """The slopes of a tensor rank: `num_heads` heads from `first_head` on, of `total_heads`; not saved."""
 
     slopes: Tensor
 

@@ -99,9 +99,9 @@ class MaskMaker(nn.Module):
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences for FlexAttention; none for plain attention.
+        """Return window → mask of whole sequences for FlexAttention.
 
-        positions_q: the positions of the queries, None for all.
+        positions_q: of the queries, None for all.
         """
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
@@ -261,10 +261,7 @@ class Attention(nn.Module):
         mask: Mask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
-
-        The number of heads follows from the projections' outputs, because a tensor rank has fewer.
-        """
+        """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE."""
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         if self.norms == "width":
             q, k = self.q_norm(q), self.k_norm(k)

@@ -28,10 +28,9 @@ class Tables(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The changes of scores and weights.
+    """The changes of scores and weights. scale: factor of q·k. tables: of relative positions.
 
-    scale: factor of q·k. tables: of relative positions. visible: [b or 1, 1, q, n], True for keys that are
-    seen, None for all. noise: drops weights, None for none.
+    visible: [b or 1, 1, q, n], True for keys that are seen, None for all. noise: drops weights.
     """
 
     scale: float

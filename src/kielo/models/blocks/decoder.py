@@ -21,10 +21,7 @@ from kielo.recipe.sections import CompleteModel, Fp8
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Options that layers of one kind share.
-
-    window: how many tokens back they attend, None for all. rope: their RoPE table, "rope" or "local_rope".
-    """
+    """A kind of layers: window, how many tokens back they attend (None: all); rope, their table."""
 
     window: int | None = None
     rope: str = "rope"
@@ -153,10 +150,7 @@ class Decoder(nn.Module):
         return self.ended(x_bsd, noise)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
-        """Return logits [b, s, vocab_size], capped if the config says so, from the output of `forward`.
-
-        For a model on one device. The columns of padding rows are left out.
-        """
+        """Return logits [b, s, vocab_size] of `forward`'s output, capped if the config says so."""
         if self.head is None:
             raise ValueError("this pipeline stage has no head")
         logits = self.head(hidden_bsd)[..., : self.config.vocab_size]

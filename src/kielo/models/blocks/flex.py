@@ -38,10 +38,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Seen:
-    """The keys that queries see: in the window and the document if given, and none after a causal query.
+    """The keys that queries see: in window and document, if given. positions_q: of the queries, None for all.
 
-    positions_q: the positions of the queries, None for all. The window of a query that is not causal reaches
-    as far forward as back. Documents with negative numbers are causal.
+    Without is_causal a window reaches forward too, except in documents with negative numbers.
     """
 
     window: int | None = None

@@ -49,11 +49,7 @@ class InitialValue(Protocol):
     def __call__(
         self, name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
     ) -> Tensor:
-        """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
-
-        They follow from seed, name, whole shape and config alone. Biases and rows that pad the vocabulary
-        are 0.
-        """
+        """Return the first values of a box of a parameter, fp32 on the CPU; 0 for biases and padding rows."""
 
 
 def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
@@ -74,10 +70,7 @@ def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
 
 
 def depth_scaled(name: str, config: CompleteModel, *others: str) -> float:
-    """Return `initializer_range`, divided by √(2 × layers) for matrices that write to the residual stream.
-
-    So the variance of the residual stream does not grow with depth. others: more such matrices.
-    """
+    """Return `initializer_range`, divided by √(2 × layers) for matrices that write to the residual stream."""
     is_scaled = name.endswith((".attention.o.weight", ".mlp.down.weight", *others))
     return config.initializer_range / (math.sqrt(2 * config.num_hidden_layers) if is_scaled else 1)
 

@@ -6,10 +6,7 @@ from torch import Tensor, nn
 
 
 class JointProjection(nn.Module):
-    """Several linears of one input. `parallel` replaces this module, which has no parameters.
-
-    The linears stay modules of the block, so names of parameters do not depend on it.
-    """
+    """Several linears of one input, which stay modules of the block. `parallel` replaces this module."""
 
     def forward(self, x_bsd: Tensor, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         return tuple(linear(x_bsd) for linear in linears)

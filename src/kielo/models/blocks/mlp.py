@@ -23,10 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class NamedActivation(nn.Module):
-    """An activation function by its name; a module so that `parallel` can wrap it.
-
-    keeps_result: its gradient follows from its result, which autograd keeps in place of its input.
-    """
+    """An activation function by its name. keeps_result: autograd keeps its result in place of its input."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -70,10 +67,7 @@ class _Gated(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202).
-
-    norm: of the last matrix's input, None for none (NormFormer, Shleifer et al. 2021, arXiv:2110.09456).
-    """
+    """SwiGLU and the like (Shazeer 2020, arXiv:2002.05202); norm: inside (NormFormer, arXiv:2110.09456)."""
 
     def __init__(
         self,

@@ -13,10 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm, computed in fp32 inside.
-
-    is_zero_centred: the factor is 1 + weight, applied before the cast back (Gemma).
-    """
+    """RMSNorm, computed in fp32. is_zero_centred: the factor is 1 + weight, before the cast back (Gemma)."""
 
     def __init__(self, size: int, epsilon: float, is_zero_centred: bool = False) -> None:
         super().__init__()

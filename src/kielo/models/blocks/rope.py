@@ -43,10 +43,7 @@ def _llama3_frequencies(frequencies: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _yarn_frequencies(base: float, exponents: Tensor, scaling: Scaling) -> Tensor:
-    """Keep pairs that rotate often in the original length, and scale the slowest, with a ramp between.
-
-    The ramp begins and ends at whole numbers of pairs (the paper's section 3.2, and the authors' code).
-    """
+    """Keep pairs that rotate often, scale the slowest, with a ramp between (the paper's section 3.2)."""
     size, original_length = 2 * len(exponents), scaling["original_max_position_embeddings"]
 
     def pair_that_rotates(times: float) -> float:
@@ -99,9 +96,9 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines), each [s, head_dim / 2]. positions: a length s (0 … s - 1) or int64 [s].
+        """Return (cosines, sines), each [s, head_dim / 2].
 
-        Positions in a tensor are not checked: on a GPU the host would wait for the check.
+        positions: a length s (0 … s - 1) or int64 [s], unchecked.
         """
         if isinstance(positions, Tensor):
             return self.cos[positions], self.sin[positions]
@@ -109,10 +106,7 @@ class RotaryEmbedding(nn.Module):
         return self.cos[:positions], self.sin[:positions]
 
     def widened(self, positions: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the tables that `rotate` takes, [s, r] in `dtype`.
-
-        They are made once a forward, because each layer would keep its own for its backward.
-        """
+        """Return the tables that `rotate` takes, [s, r] in `dtype`; once a forward, not once a layer."""
         cos, sin = self(positions)
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 

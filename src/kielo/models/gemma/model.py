@@ -69,9 +69,5 @@ class Gemma(Decoder):
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Follow Hugging Face's Gemma, because Gemma's reports do not give initial values.
-
-    Norm weights, to which 1 is added, are 0. A norm follows each layer's two matrices that write to the
-    residual stream, so they need no division by depth.
-    """
+    """Follow Hugging Face's Gemma. A norm after each residual matrix makes a division by depth needless."""
     return Normal(config.initializer_range, norm=0.0)

@@ -33,8 +33,5 @@ class GPT2(Decoder):
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Scale by depth (the paper's section 2.3), as Megatron-LM's and Hugging Face's code do.
-
-    OpenAI's own code has half the deviation for positions.
-    """
+    """Scale by depth (the paper's section 2.3), positions too, unlike OpenAI's own code."""
     return Normal(depth_scaled(name, config))

@@ -45,10 +45,7 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head.
-
-    Files have transposed matrices (Conv1D), but not transposed embeddings and heads.
-    """
+    """Return the pieces; files have transposed matrices (Conv1D), but not embeddings and heads."""
 
     def piece(ours: str, stored: str) -> Piece:
         is_matrix = stored.endswith("weight") and not ours.endswith("norm")

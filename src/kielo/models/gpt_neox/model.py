@@ -54,10 +54,10 @@ class GPTNeoX(Decoder):
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Follow GPT-NeoX-20B (Black et al. 2022, section 2.3, and its training code), without a range.
+    """Follow GPT-NeoX-20B: 2 / (layers × √d) for matrices that write to the residual stream, else √(2 / 5d).
 
-    The two matrices of each layer that write to the residual stream have the deviation 2 / (layers × √d)
-    (Wang and Komatsuzaki 2021), all others √(2 / 5d) (Nguyen and Salazar 2019, arXiv:1910.05895).
+    Black et al. 2022, section 2.3, after Wang and Komatsuzaki 2021, Nguyen and Salazar 2019
+    (arXiv:1910.05895).
     """
     if name.endswith((".attention.o.weight", ".mlp.down.weight")):
         return Normal(2 / (config.num_hidden_layers * math.sqrt(config.hidden_size)))

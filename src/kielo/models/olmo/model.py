@@ -53,9 +53,5 @@ class Olmo(Decoder):
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Draw within three standard deviations, in every layer alike.
-
-    The rule is from OLMo 2's paper, and `init_cutoff_factor` in configs/official-1124 of
-    github.com/allenai/OLMo.
-    """
+    """Draw within 3 deviations (OLMo 2's paper; `init_cutoff_factor` of github.com/allenai/OLMo)."""
     return Normal(config.initializer_range, cutoff=3.0)
