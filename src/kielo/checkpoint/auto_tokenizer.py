@@ -1,9 +1,8 @@
 """A tokenizer as transformers' AutoTokenizer reads it, beside Kielo's reading: do both give the same ids?
 
-Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json: its class can rebuild the
-normaliser and the split of words, and its keys can add tokens. So AutoTokenizer reads the files of an export,
-and its ids of real text are compared. Texts that spell a control token are left out, because only Kielo takes
-them for text.
+Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json, whose class can rebuild
+the normaliser and the split of words, and whose keys can add tokens. So the ids of real text are compared,
+but not of texts that spell a control token, which only Kielo takes for text.
 """
 
 import json
@@ -61,12 +60,11 @@ _ODD_CHAT = [
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison.
+    """The result of a comparison; texts that spell a control token are left out.
 
-    texts, conversations, left_out: numbers; texts left out spell a control token. difference: the first of
-    the texts, the end token or the vocabulary, in words. of_chats: the first conversation, as Kielo renders
-    it, with other ids. of_template: the first conversation that is rendered differently, as with today's
-    date. added: tokens that AutoTokenizer adds, without a row in the model.
+    difference: the first of the texts, the end token or the vocabulary, in words. of_chats, of_template: the
+    first conversation with other ids, or that is rendered differently. added: tokens without a row in the
+    model.
     """
 
     texts: int
@@ -91,8 +89,7 @@ def compare_folder(
 ) -> tuple[str, list[str]]:
     """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return a report, and warnings.
 
-    Raise KieloError, with the first text that differs, for other ids of texts. Other ids of conversations,
-    and tokens that AutoTokenizer adds, are warnings, because an export is written with Kielo's ids.
+    Raise KieloError for other ids of texts. Warn of other differences, which an export mends.
     """
     if not is_installed():
         return NOT_COMPARED, []

@@ -46,10 +46,9 @@ _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the ind
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
     """Write the mean of the model weights of at least two checkpoints as the folder `to`; return it.
 
-    The folder is written whole or not at all. Sums are in fp64, which loses nothing of fp32 weights that the
-    result could show; reading is slower than adding. The result has each tensor's dtype, and the plain state
-    of the newest checkpoint with `averaged_from`. The files are verified first. Raise KieloError for damage,
-    a full disk, a `to` that exists, and for checkpoints that differ in their training or their tensors.
+    It is written whole or not at all, from verified files, by sums in fp64, with each tensor's dtype and the
+    plain state of the newest checkpoint. Raise KieloError for damage, a full disk, a `to` that exists, and
+    for checkpoints that differ in their training or their tensors.
     """
     began = time.monotonic()
     to = Path(to)

@@ -1,9 +1,7 @@
 """Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
 
 Saving stops training only while this rank's shards are copied to the host; a thread writes them
-(`saving.py`). A kill at any moment leaves a whole folder, or a folder that is not taken for a checkpoint. A
-failed save is reported, and the next due save tries again. Every byte read back is checked against the
-manifest.
+(`saving.py`). A kill at any moment leaves whole checkpoints only. Every byte read back is checked.
 """
 
 import json
@@ -35,12 +33,11 @@ logger = logging.getLogger(__name__)
 class Checkpointer:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
-    group: of the CPU (gloo) and used by nothing else, because its collectives run in a thread beside the
-    training; None also without a process group. keep_every_steps: checkpoints of its multiples stay whatever
-    `keep_newest` says; 0: none. on_alert(step, message): called on rank 0, mostly in the writing thread, for
-    failed saves, old checkpoints that cannot be removed or must be kept, and damaged checkpoints. permit:
-    called on rank 0 before a save and again before it is published; its KieloError refuses (another job has
-    taken the folder). `warnings` lists the checkpoints that the last `newest` skipped.
+    group: of the CPU (gloo), for the collectives of a thread beside the training. keep_every_steps:
+    checkpoints of its multiples stay whatever `keep_newest` says; 0: none. on_alert(step, message): called on
+    rank 0, mostly in the writing thread. permit: called on rank 0 before a save and again before it is
+    published; its KieloError refuses (another job has taken the folder). `warnings` lists the checkpoints
+    that the last `newest` skipped.
     """
 
     def __init__(
@@ -92,12 +89,11 @@ class Checkpointer:
     ) -> None:
         """Begin to write `step_{step:08d}`, after the save under way; return when the tensors may change.
 
-        tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, of which rank 0's is kept. After publication older checkpoints are pruned, but not
-        the newest checkpoint up to `kept_step`. None is pruned if `keep_all` says why, which is an alert. A
-        failed save (disk full, I/O error, a tensor that is not finite) leaves nothing, touches no earlier
-        checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every rank if the save is
-        not permitted.
+        tensors: name → Tensor (equal on all ranks) or DTensor. plain: rank 0's is kept. After publication
+        older checkpoints are pruned, but not the newest up to `kept_step`, and none if `keep_all` says why
+        (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing, touches
+        no earlier checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every rank if
+        the save is not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
@@ -131,10 +127,9 @@ class Checkpointer:
         return shortage(folder, *room_needed(self.planner.whole, plain_bytes=0))
 
     def go_back_to(self, step: int) -> Path | None:
-        """Remove all checkpoints later than this step's, and return it.
+        """Remove all checkpoints later than this step's, and return it; None, if it is missing or damaged.
 
-        Return None, and remove nothing, if it does not exist or is damaged. Raise FaultyCheckpoint on every
-        rank if it is unreadable or of another version.
+        Raise FaultyCheckpoint on every rank if it is unreadable or of another version.
         """
         self._wait()
         path = self.folder / step_folder_name(step)
@@ -169,10 +164,9 @@ class Checkpointer:
         """Find the newest whole checkpoint by reading every file; None if there is no checkpoint.
 
         A newer copy in the nodes' memory is made a checkpoint first. Newer damaged checkpoints are renamed to
-        `NAME.damaged` and listed in `warnings`. Leftovers of killed saves are removed, so only the job that
-        saves here may call it (others: `newest_complete`). The ranks share the reading; rank 0 decides. Raise
-        KieloError on every rank, and rename nothing, if there are checkpoints but none is whole, or if a
-        checkpoint newer than any whole one is unreadable or of another version.
+        `NAME.damaged`, and leftovers of killed saves removed, so only the job that saves here may call it
+        (others: `newest_complete`). Raise KieloError on every rank, and rename nothing, if no checkpoint is
+        whole, or if a newer one is unreadable or of another version.
         """
         self._wait()
         if self._memory_copies is not None:

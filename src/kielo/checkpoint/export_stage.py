@@ -21,8 +21,7 @@ class ExportOptions:
     """Options of an export.
 
     dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from.
-    None is "source" if the checkpoint knows them, else "fp32". is_replacing: replace another export in the
-    folder, and do not refuse it.
+    None is "source" if the checkpoint knows them, else "fp32". is_replacing: replace another export.
     """
 
     dtype: str | None = None

@@ -56,13 +56,10 @@ def export(
 ) -> Path:
     """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; return `to`.
 
-    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. card: the text of its
-    README.md; None for none.
-
-    Do nothing if `to` is this export already. Replace another export there, or refuse it without
-    `is_replacing`; refuse anything else. An interrupted export stays aside, and the same call writes only its
-    missing shards. `manifest.json` has each file's checksum, and its sha256 in `counts`. The README is not
-    listed, because the report replaces it. Raise KieloError for bad input, damage, a full disk.
+    model: complete. card: the text of its README.md, which the manifest does not list, because the report
+    replaces it. Do nothing if `to` is this export already. Replace another export there, or refuse it without
+    `is_replacing`; refuse anything else. After an interruption the same call writes only missing shards.
+    Raise KieloError for bad input, damage, a full disk.
     """
     options = options or ExportOptions()
     wanted = wanted_export(checkpoint, to, model, tokenizer_folder, options)

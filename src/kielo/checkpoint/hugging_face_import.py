@@ -1,8 +1,7 @@
 """Import of Hugging Face weights: a folder's files → parameters of any layout, cast to their dtype.
 
-A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so no conversion step can run
-out of memory. Rank 0 alone reads the files' tables. All ranks check them before a byte of any parameter
-changes.
+A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so nothing runs out of memory.
+Rank 0 reads the files' tables, which all ranks check before a byte of any parameter changes.
 """
 
 import math
@@ -90,15 +89,12 @@ def load_weights(
 ) -> dict[str, str]:
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
-    pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
-    only pad a parameter become zero. A tied parameter needs no tensor of its own: it is read from its head's
-    tensor if the files have no other. transplant: makes the rows of the vocabulary; None if the files have
-    these rows.
+    pieces: a family's `to_hugging_face`. Padding rows become zero. A tied parameter without a tensor is read
+    from its head's tensor. transplant: makes the rows of the vocabulary; None if the files have these rows.
 
     Return the source's name of each weight and its dtype there, {"lm_head.weight": "BF16"}, the same on all
-    ranks; a parameter that is read from its head's tensor is named too. All ranks of `group` call it. Raise
-    KieloError on all of them, naming tensors that are missing, not expected, of another shape or not finite,
-    tied tensors that differ, and damaged files.
+    ranks of `group`. Raise KieloError on all of them, naming tensors that are missing, not expected, of
+    another shape or not finite, tied tensors that differ, and damaged files.
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))

@@ -1,9 +1,8 @@
 """Copies of a run's newest state in the memory of its nodes: a restart resumes from there, not from the disk.
 
-A copy has the files of a checkpoint. Each node keeps the files of its own ranks and of the ranks of the node
-before it, so a run survives the loss of one node. A restart looks for the newest copy that follows the newest
-checkpoint and of which the nodes together have every file. It makes a checkpoint of it on the disk, which is
-verified and read as any other, by ranks in any layout.
+A copy has the files of a checkpoint. Each node keeps the files of its own ranks and of the node before it, so
+a run survives the loss of one node. A restart makes a checkpoint of the newest copy that follows the newest
+checkpoint and is whole on the nodes together, and reads it in any layout.
 """
 
 import secrets
@@ -45,9 +44,8 @@ def exchange_files(
 ) -> Arrival | None:
     """Send files to rank `to` and receive files from rank `source`; all ranks of `group` call it together.
 
-    group: of the CPU. Received files replace older files. Return how the first piece arrived: later pieces
-    also wait for ranks that wait for a slow link themselves. Raise OSError for a file that cannot be read or
-    written, after all pieces were exchanged, so that no other rank waits for this rank.
+    Return how the first piece arrived: later pieces also wait for ranks that wait for a slow link. Raise
+    OSError for a bad file only after all pieces were exchanged, so that no other rank waits.
     """
     for path, _ in received:
         path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Folders of checkpoints, by rank 0: published under their name, replaced, and pruned; torch-free.
 
-`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save of the same step,
-`NAME.ID.removed` is being removed; ID is random. `NAME.damaged`, `NAME.damaged.2`, … were found damaged. A
-kill at any moment leaves whole checkpoints whole. Other names come from a person, and are not touched.
+`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save, `NAME.ID.removed` is
+being removed; ID is random. `NAME.damaged…` were found damaged. A kill at any moment leaves whole checkpoints
+whole. Other names come from a person, and are not touched.
 """
 
 import errno
@@ -102,8 +102,7 @@ _LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)
 def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
     """Remove checkpoints older than the `keep_newest` newest checkpoints up to `newest`.
 
-    Multiples of `keep_every_steps` (0: none) stay, and so does the newest up to `kept_step`. A symbolic link
-    was made by a person, and stays.
+    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, and a person's links stay.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if saved_step(path) <= saved_step(newest)]
     kept = [path for path in up_to_newest if kept_step is not None and saved_step(path) <= kept_step][:1]

@@ -40,10 +40,9 @@ class WrittenFile:
 
 
 class SafetensorsStream:
-    """A writer of one safetensors file.
+    """A writer of one safetensors file. OSError passes through (disk full, ...).
 
-    entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
-    come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
+    entries: (key, dtype, shape) in the order of the calls of `write`, wide dtypes first, so that all align.
     """
 
     def __init__(

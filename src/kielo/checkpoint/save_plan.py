@@ -1,8 +1,7 @@
 """The plan of a save: which rank writes which chunk, and each tensor's entry in the index.
 
-The plan depends on names, shapes, dtypes and layout of the tensors and not on their values, so it is kept
-until one of these changes. Rank 0 makes it for the chunks of all ranks, in Python. Made at each save, it
-would hold the interpreter's lock for that long beside the training.
+It does not depend on values, so it is kept until names, shapes, dtypes or layout change. Rank 0 makes it in
+Python, which would hold the interpreter's lock beside the training at each save.
 """
 
 import json
@@ -120,9 +119,8 @@ def _chunk(name: str, dtype: str, *boxes: list[int]) -> HeldChunk:
 def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[list[list[int]], WholePlan]:
     """Plan the save of all ranks: each chunk once, by the holder that has the least to write so far.
 
-    of_ranks: the chunks that each rank has. aliases: names that are not stored. Return for each rank the
-    positions of the chunks that it writes, wide dtypes first. Raise KieloError if the chunks do not make up a
-    tensor.
+    aliases: names that are not stored. Return for each rank the positions of the chunks that it writes, wide
+    dtypes first. Raise KieloError if the chunks do not make up a tensor.
     """
     written: list[list[int]] = [[] for _ in of_ranks]
     loads = [0] * len(of_ranks)

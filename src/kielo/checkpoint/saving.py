@@ -45,9 +45,8 @@ _ALIGNMENT = 512  # bytes between the first bytes of two copies are multiples of
 class Staging:
     """One buffer of host memory for the copies of a rank's shards, kept from save to save.
 
-    Training can change the tensors while the copies, which are views of the buffer, are written. For tensors
-    on a GPU the buffer is registered with the driver (pinned). torch's allocator of pinned memory would round
-    each tensor up to a power of two, and keep freed memory.
+    For tensors on a GPU it is registered with the driver (pinned). torch's allocator of pinned memory would
+    round each tensor up to a power of two, and keep freed memory.
     """
 
     def __init__(self) -> None:
@@ -100,11 +99,10 @@ class Staging:
 
 @dataclass(frozen=True)
 class Save:
-    """The content of one save, and the older checkpoints that it leaves.
+    """The content of one save. kept_step, keep_all: see `Checkpointer.save`.
 
-    tensors: name → live tensor; training changes its values meanwhile, so only its layout is read. copies:
-    name → the values of this rank's shard. device: the current GPU of the training thread, None for no GPU.
-    kept_step, keep_all: see `Checkpointer.save`.
+    tensors: name → live tensor, whose values change meanwhile: only its layout is read. copies: name → values
+    of this rank's shard. device: the current GPU of the training thread, None for no GPU.
     """
 
     step: int

@@ -51,8 +51,7 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
 def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
     """Return the result of `read_settings` that a checkpoint keeps; {} for a run without weights.
 
-    Checkpoints of earlier versions do not keep it: then it is read in the folder of their weights, and a
-    warning says if that is gone.
+    Older checkpoints do not keep it: it is read where their weights are, or a warning says it is gone.
     """
     kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:

@@ -1,8 +1,7 @@
 """Tensors in files: their tables, their dtypes, and the pieces that a family cuts them into.
 
-A table is name → dtype, shape and place, checked before a byte of a tensor is read. Two kinds of file:
-safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`), of which only the table of tensors is
-unpickled, and of that only tensors.
+Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`), of which only the
+table of tensors is unpickled, and of that only tensors.
 """
 
 import json

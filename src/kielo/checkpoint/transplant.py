@@ -1,9 +1,8 @@
 """A vocabulary transplant: old rows of an embedding or head in a file → new rows, of any layout.
 
-A rank reads the old rows that its own new rows are made of, in the order of the file and at most
-`BLOCK_BYTES` of them at a time, and adds them to as many of its own at a time. Beside its shard it has a few
-such blocks, and neither matrix is ever whole. Rows are added up in fp32 in ascending order of the old ids,
-each times its weight, or unweighted and then divided, so every layout computes the same bits.
+A rank reads the old rows of its own new rows, in the order of the file and at most `BLOCK_BYTES` at a time,
+so neither matrix is ever whole. Rows are added up in fp32 in ascending order of the old ids, each times its
+weight, or unweighted and then divided: every layout computes the same bits.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """The keys of a Hugging Face `config.json`, as each family declares them in its `tables.py`; torch-free.
 
-A family's `KEYS` is a table of entries. An entry says which keys of `config.json` and of `[model]` belong
-together, their values, and the value of a key that is left out. The import, the export and the refusals all
-follow from the table: `read_config`, `write_config`, `defaults` and `complaints`.
+A family's `KEYS` is a table of entries: which keys of `config.json` and of `[model]` belong together, their
+values, and their defaults. The import, the export and the refusals follow from it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -62,8 +61,7 @@ class Key(Entry):
     """One key of [model] under one key of config.json.
 
     theirs: names in config.json, of which the first is written. default: the value of transformers if the key
-    is missing, None if the key is required. null: the meaning of null, if it is allowed. is_family_default:
-    `default` is the default of [model] too.
+    is missing, None if it is required; also [model]'s if is_family_default. null: its meaning, if allowed.
     """
 
     def __init__(
@@ -456,26 +454,9 @@ def read_config(
     return CompleteModel(**values), sorted(set(config) - reader.keys_read)
 
 
-def write_config(entries: Iterable[Entry], model: CompleteModel) -> dict[str, object]:
-    return {key: value for entry in entries for key, value in entry.write(model).items()}
-
-
-def defaults(entries: Iterable[Entry]) -> dict[str, object]:
-    return {key: value for entry in entries for key, value in entry.defaults().items()}
-
-
-def keys_of_model(entries: Iterable[Entry]) -> set[str]:
-    return {key for entry in entries for key in entry.ours}
-
-
-def foreign_keys(entries: Iterable[Entry], model: CompleteModel, given: Collection[str]) -> Iterator[str]:
-    """Yield the keys of [model] that the family does not have, and that are `given` or not the default."""
-    known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
+def foreign_keys(model: CompleteModel, own: Collection[str], given: Collection[str]) -> Iterator[str]:
+    """Yield keys of [model] that the family does not have, and that are `given` or not the default."""
     for key, field in Model.model_fields.items():
-        if key not in known and (key in given or getattr(model, key) != field.default):
+        is_set = key in given or getattr(model, key) != field.default
+        if is_set and key not in own and key not in _OF_THE_RECIPE:
             yield key
-
-
-def complaints(entries: Iterable[Entry], model: CompleteModel) -> Iterator[str]:
-    for entry in entries:
-        yield from entry.complaints(model)

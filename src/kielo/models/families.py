@@ -47,11 +47,12 @@ def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
 
 
 def keys_of_family(model_type: str) -> set[str]:
-    return config_keys.keys_of_model(config_entries(model_type))
+    return {key for entry in config_entries(model_type) for key in entry.ours}
 
 
 def family_defaults(model_type: str) -> dict[str, object]:
-    return config_keys.defaults(config_entries(model_type))
+    """Return the family's values of keys of [model] that are unset."""
+    return {key: value for entry in config_entries(model_type) for key, value in entry.defaults().items()}
 
 
 def check(model: CompleteModel) -> None:
@@ -80,14 +81,14 @@ def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Itera
         )
     if "sliding_attention" in (model.layer_types or ()) and model.sliding_window is None:
         yield "model.layer_types has sliding_attention, but model.sliding_window is not set"
-    entries = config_entries(model.model_type)
-    for key in config_keys.foreign_keys(entries, model, given):
+    for key in config_keys.foreign_keys(model, keys_of_family(model.model_type), given):
         theirs = [name for name in FAMILIES if key in keys_of_family(name)]
         yield (
             f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it; it is of "
             f"{', '.join(theirs)}. Fix: leave the key out"
         )
-    yield from config_keys.complaints(entries, model)
+    for entry in config_entries(model.model_type):
+        yield from entry.complaints(model)
 
 
 # Keys that a recipe may leave out, and every model has.
@@ -176,7 +177,8 @@ def hf_config(
     """
     family = FAMILIES[model.model_type]
     written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}
-    written |= config_keys.write_config(config_entries(model.model_type), model)
+    for entry in config_entries(model.model_type):
+        written |= entry.write(model)
     written |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if family.is_encoder:
         last = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id

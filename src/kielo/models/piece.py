@@ -1,8 +1,6 @@
 """The place of a parameter in Hugging Face's files: the piece of a stored tensor that it is; torch-free.
 
-Kielo's attention has a matrix each for queries, keys and values. BLOOM and GPT-NeoX store the three fused,
-head by head, and GPT-2 side by side and transposed. A family's `tables.py` has a `Piece` for each parameter,
-for reading, writing and comparing weights.
+BLOOM and GPT-NeoX store queries, keys and values fused head by head, GPT-2 side by side and transposed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -30,9 +30,9 @@ def normalise_rope(
 ) -> tuple[float, Scaling | None]:
     """Return (base, scaling) in one spelling; the scaling is None for "default".
 
-    transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
-    `rope_parameters` with both inside. rotary_share: the rotated share of each head, for families in which it
-    varies. Raise KieloError for other types, for missing numbers and for values that are no numbers.
+    transformers 4 writes `rope_theta` beside `rope_scaling`, transformers 5 `rope_parameters` with both
+    inside. rotary_share: the rotated share of each head, if it varies. Raise KieloError for other types and
+    numbers.
     """
     if not isinstance(scaling, Mapping | None):
         raise KieloError(

@@ -1,8 +1,7 @@
 """Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366), in place.
 
-Layers are compiled one by one. So layers of one kind share their code, and FSDP2 gathers and scatters between
-them. Wrappers of a layer's forward that exist before, such as recomputation, are compiled with it. Later
-wrappers (FSDP2's hooks) stay outside.
+Layers of one kind share their code, and FSDP2 gathers and scatters between them. Earlier wrappers of a
+layer's forward, such as recomputation, are compiled with it. Later wrappers (FSDP2's hooks) stay outside.
 """
 
 from collections.abc import Iterator
@@ -64,11 +63,10 @@ def working_backend() -> str:
 
 
 def _keep_no_random_state() -> None:
-    """Make torch compile recomputed layers without a state of random numbers.
+    """Make torch compile recomputed layers without a state of random numbers, which no layer draws from.
 
-    Attention counts as random because it can have dropout, but no layer here draws from such a state. torch
-    2.13 appends it to the tensors that a forward keeps, after the meshes of DTensors, which it looks for at
-    the end (`functionalize_rng_ops` in the partitioner). Then it takes a mesh for a tensor, and fails.
+    Attention counts as random because it can have dropout. torch 2.13 appends the state after the meshes of
+    DTensors, which it looks for at the end, and fails (`functionalize_rng_ops` in the partitioner).
     """
     partitioners.has_recomputable_rng_ops = lambda fx_g: False
 
@@ -78,10 +76,10 @@ def _device() -> str:
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Wait for the output of a tensor-parallel embedding: a sum in progress, in a tensor class of its own.
+    """Wait for a tensor-parallel embedding's output by a copy, which is a plain tensor.
 
-    Compiled code takes the tensor inside, without its history (torch 2.13; earlier versions fail in other
-    ways), so no gradient would reach the embedding. A copy waits, and is a plain tensor.
+    Compiled code would take the tensor inside the unfinished sum without its history (torch 2.13; earlier
+    versions fail in other ways), so no gradient would reach the embedding.
     """
     first, *others = inputs
     return (first.clone() if isinstance(first, AsyncCollectiveTensor) else first, *others)

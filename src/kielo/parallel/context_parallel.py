@@ -78,8 +78,8 @@ class ContextMaskMaker(MaskMaker):
     def checked_positions(self, positions_s: Tensor | None) -> Tensor:
         """Return the positions.
 
-        Raise ValueError if they are not `context_positions`, an error without a sign. They are compared at
-        the first forward of each length only, because the host waits for the device.
+        Raise ValueError if they are not `context_positions`, an error without a sign. Only the first forward
+        of each length compares them, because the host waits for the device.
         """
         if positions_s is None:
             raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
@@ -122,9 +122,8 @@ class _ContextAttention(InnerAttention):
 class GatherAttention(_ContextAttention):
     """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
 
-    Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
-    work equal. An encoder uses all keys. A layer's keys and values are whole from forward to backward:
-    2·b·g·s·k numbers.
+    Each of the two blocks uses no keys after its own end (an encoder's all), so the work is equal. A layer's
+    keys and values are whole from forward to backward: 2·b·g·s·k numbers.
     """
 
     def forward(
@@ -235,8 +234,7 @@ class _Exchange(torch.autograd.Function):
 class _GatherParts(torch.autograd.Function):
     """An all-gather: a rank's part → all ranks' parts, [c, ...]; backward sums each part's gradients.
 
-    The sum is an all-to-all and a local sum. It has the traffic of a reduce-scatter, but adds in the order of
-    the ranks with every library, and adds bf16 in fp32 and rounds once.
+    The sum is an all-to-all and a local sum, in the order of the ranks, and bf16 is added in fp32.
     """
 
     @staticmethod

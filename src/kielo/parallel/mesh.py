@@ -4,8 +4,7 @@ The last axes communicate most, so neighbouring ranks, of one node, differ first
 """
 
 import math
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,8 +24,8 @@ UNBUILT_AXES = ("expert",)
 class Mesh:
     """The ranks in two views: `mesh["tensor"]` is an axis (or several) of computing, `parameters` of weights.
 
-    Ranks along `context` see different tokens through the same weights, so FSDP can split weights over them
-    too. In `parameters`, `shard` is shard × context, and there is no axis `context`.
+    Ranks along `context` share weights, so FSDP can split weights over them: in `parameters`, `shard` is
+    shard × context, and there is no axis `context`.
     """
 
     def __init__(self, ranks: DeviceMesh, parameters: DeviceMesh) -> None:
@@ -53,11 +52,9 @@ def _by_name(ranks: DeviceMesh) -> dict[str | tuple[str, ...], DeviceMesh]:
 def build_mesh(world: World, layout: Layout) -> Mesh:
     """Arrange the world's ranks as in `layout`; communicators are made and warmed one after another.
 
-    Groups are made here and not by `init_device_mesh`, which makes all at once without a time limit, and for
-    an axis of size 1 makes one group for every rank of the world on every rank.
-
-    Raise KieloError if the sizes do not fit the world, an axis is not supported yet, or ranks do not arrive
-    within the world's time limit (for each communicator).
+    `init_device_mesh` would make all at once without a time limit, and for an axis of size 1 a group for
+    every rank of the world on every rank. Raise KieloError if the sizes do not fit the world, or ranks do not
+    arrive within the time limit.
     """
     sizes = [getattr(layout, axis) for axis in AXES]
     _check(world, sizes)
@@ -94,9 +91,14 @@ class _Communicators:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
                 startup = self._world.startup
-                group = raise_communicator(
-                    startup, name, mine, _maker(rows, mine, name, startup.group_timeout)
-                )
+
+                def make() -> dist.ProcessGroup:
+                    # Every rank makes every row, in the same order: torch numbers groups by counting.
+                    timeout = startup.group_timeout
+                    made = [dist.new_group(row, timeout=timeout, group_desc=name) for row in rows]
+                    return made[rows.index(mine)]
+
+                group = raise_communicator(startup, name, mine, make)
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]
 
@@ -148,17 +150,6 @@ def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
         if axis.size() > 1:
             dist.all_reduce(total, group=axis.get_group())
     return total
-
-
-def _maker(
-    rows: list[list[int]], mine: list[int], axis: str, timeout: timedelta
-) -> Callable[[], dist.ProcessGroup]:
-    def make() -> dist.ProcessGroup:
-        # Every rank makes every row, in the same order: torch numbers groups by counting.
-        made = [dist.new_group(row, timeout=timeout, group_desc=axis) for row in rows]
-        return made[rows.index(mine)]
-
-    return make
 
 
 def _check(world: World, sizes: Sequence[int]) -> None:

@@ -1,12 +1,10 @@
 """Parallelism applied to a model, in the only right order. Model on meta → the same model, parallel.
 
-pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so
-that each rank works on its own stages only, and the rest is applied to each stage as to a whole model. FP8
-replaces matrices by other modules, so it comes before the steps that wrap them. Projections of one input are
-joined unless FP8 replaced them. The tensor axis splits parameters, so it comes before FSDP2, which splits the
-rest. Recomputation must wrap the modules that context parallelism has put into attention, compilation takes
-all of a layer's computation, and FSDP2 must see everything. Each step changes modules in place. Only
-`materialise` allocates memory.
+pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, and
+the rest is applied to each as to a whole model. FP8 replaces matrices, so it comes before the steps that wrap
+them. The tensor axis splits parameters before FSDP2 splits the rest. Recomputation wraps the modules that
+context parallelism has put into attention, compilation takes all of a layer's computation, and FSDP2 must see
+everything. Only `materialise` allocates memory.
 """
 
 from kielo.models.blocks.decoder import Decoder

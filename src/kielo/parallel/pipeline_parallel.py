@@ -29,10 +29,9 @@ from kielo.resolve.stages import layer_numbers, stages_of_rank
 class Stages(nn.Module):
     """The stages of one rank as one model: `parts[i]` is stage `numbers[i]` of `num_stages`.
 
-    Parameters have the names of the whole model. With tied embeddings the last stage's head is a copy that is
-    not optimised, saved or counted. So are parameters that all stages need (`Decoder.of_all_stages`), on all
-    stages but the first. `copy_tied` copies values to the copies, and `add_tied_gradient` adds up their
-    gradients.
+    Parameters have the names of the whole model. The last stage's tied head, and parameters of
+    `Decoder.of_all_stages` on all stages but the first, are copies that are not optimised, saved or counted.
+    `copy_tied` copies values to them, and `add_tied_gradient` adds up their gradients.
     """
 
     def __init__(
@@ -177,18 +176,10 @@ class ExampleTensors:
 
 
 def schedule_of(stages: Stages, options: ScheduleOptions, examples: ExampleTensors) -> Schedule:
+    last, between = stages.num_stages - 1, examples.hidden_bsd
     inputs_and_outputs = [
-        (
-            examples.tokens_bs if number == 0 else examples.hidden_bsd,
-            examples.output_bsd if number == stages.num_stages - 1 else examples.hidden_bsd,
-        )
+        (between if number else examples.tokens_bs, between if number < last else examples.output_bsd)
         for number in stages.numbers
     ]
-    return make_schedule(
-        options,
-        stages.decoders,
-        stages.numbers,
-        stages.num_stages,
-        inputs_and_outputs,
-        stages.axis.get_group(),
-    )
+    group = stages.axis.get_group()
+    return make_schedule(options, stages.decoders, stages.numbers, last + 1, inputs_and_outputs, group)

@@ -1,9 +1,8 @@
 """Pipeline schedules and stages of torch.distributed.pipelining, with the uses of its undocumented parts.
 
-`resolve/software.py` lists the versions of torch that run each schedule. Stages are static: shapes are given,
-and no forward finds them out (torch does that since 2.12 if input and output examples are given). The methods
-overridden here are in torch 2.10, 2.11 and 2.13. Their versions differ only in the parameters of the two
-`_prepare_…_infra`, which are handed on.
+`resolve/software.py` lists the versions of torch that run each schedule. Stages are static: shapes are given.
+The overridden methods are in torch 2.10, 2.11 and 2.13, which differ only in the parameters of the two
+`_prepare_…_infra`, handed on here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,10 +27,9 @@ from kielo.resolve.stages import SCHEDULES
 class LeanStage(PipelineStage):
     """A stage whose receive buffers have memory from the start of the receive until their use.
 
-    torch's `PipelineStage` allocates a receive buffer for each micro-batch of the step with the schedule, and
-    keeps it. Here a buffer between uses is a tensor on meta, which keeps shape and type. A received
-    activation lives until its backward pass, as that pass's input, and a gradient until the end of its
-    backward pass.
+    torch's `PipelineStage` keeps a buffer for each micro-batch of the step. Here a buffer between uses is a
+    tensor on meta. A received activation lives until its backward pass, and a gradient until the end of its
+    own.
     """
 
     def _prepare_forward_infra(self, *args: Any, **options: Any) -> Any:
@@ -91,9 +89,8 @@ class LeanStage(PipelineStage):
 class ScatteringStage(LeanStage):
     """A stage that reduces gradients after each backward pass, as FSDP2 does at ZeRO degrees 2 and 3.
 
-    torch's stage reduces once, after the last micro-batch, so each data-parallel rank holds the whole sum.
-    Here the sum over micro-batches is a shard. Not for schedules that split the backward pass: torch runs its
-    halves past the hooks by which FSDP2 sees a layer's gradients.
+    So the sum over micro-batches is a shard, and not whole as in torch's stage. Not for schedules that split
+    the backward pass: torch runs its halves past the hooks by which FSDP2 sees a layer's gradients.
     """
 
     def backward_maybe_with_nosync(

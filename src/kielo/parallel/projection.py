@@ -41,14 +41,12 @@ def apply_projection(model: nn.Module) -> None:
 class AccumulatingProjection(JointProjection):
     """Queries, keys and values, or gate and up, as one node of autograd: their input is kept and sent once.
 
-    Gradients of the shared input are added up inside the matrix products (`addmm_`), not written one by one
-    and added afterwards. The products stay separate: to join them, each forward and backward would copy the
-    rows of all matrices into one, which costs more than it gives (benchmarks/results/speed.md).
+    Gradients of the input are added up inside the matrix products (`addmm_`). The products stay separate,
+    because joining their matrices costs more than it gives (benchmarks/results/speed.md).
 
-    With sequence parallelism each rank keeps its part of the input only, s/t of s positions, and gathers the
-    rest again for the gradients of the weights (Korthikanti et al. 2022, section 4.2.2). That gather runs
-    beside the products of the input's gradient. The sum of that gradient over the ranks runs beside the
-    products of the weights' gradients. The forward's gather runs beside products if it is chunked.
+    With sequence parallelism each rank keeps its part of the input only, and gathers the rest again for the
+    gradients of the weights (Korthikanti et al. 2022, section 4.2.2), beside the products of the input's
+    gradient, which is summed over the ranks beside the products of the weights' gradients.
 
     axis: set if the linears' rows are split over tensor ranks. keeps_whole: keep the gathered input until the
     backward, for a layer that is recomputed just before.
@@ -133,13 +131,9 @@ def _(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
 class RowSplitLinear(nn.Linear):
     """A linear whose input features are split over tensor ranks: [b, s, f/t] → [b, s/t, d], summed.
 
-    The last matrix of attention or MLP. Each rank's product is a partial sum. The sum over the ranks is
-    scattered along the sequence with sequence parallelism, else it is [b, s, d] on every rank. The bias is
-    added after the sum. The backward gathers the gradient once, for the input's and the weight's gradient. If
-    nothing is chunked or joined, torch's own style does it.
-
-    `split_rows` makes it of a linear. is_one_operator: product and sum are one operator, `SUMMED_PRODUCT`, so
-    that selective checkpointing can keep the sum in place of the partial sums.
+    Without sequence parallelism the result is [b, s, d] on every rank. The bias is added after the sum. The
+    backward gathers the gradient once. `split_rows` makes it of a linear. is_one_operator: product and sum
+    are one operator, `SUMMED_PRODUCT`, whose result selective checkpointing can keep.
     """
 
     axis: TensorAxis

@@ -1,10 +1,8 @@
 """Comparison of replicas: tensors that several ranks hold must be equal on them bit for bit.
 
-In: named tensors of a model and its optimiser, and the mesh. Out: the tensors that differ, and on which
-ranks. Each rank computes a checksum of 8 bytes a tensor on its device. One small all-reduce along each axis
+Each rank computes a checksum of 8 bytes a tensor on its device, and a small all-reduce along each axis
 compares them. Tensors are equal along `replicate` (hybrid sharding), and along `tensor` if a rank of it holds
-the whole (norms, biases). Tensors that FSDP2 splits over all ranks have no replica, so nothing here can check
-them.
+the whole (norms, biases). Tensors that FSDP2 splits over all ranks have no replica.
 """
 
 from collections import Counter, defaultdict

@@ -1,12 +1,10 @@
 """Gathers before, and sums after, matrix products that tensor ranks share; at once, or in chunks beside them.
 
-With sequence parallelism a rank holds s/t of s positions. Before a column-split matrix, and in the backward
-of a row-split matrix, these parts are gathered. After a row-split matrix, its partial sums are summed and
-scattered. In chunks (`layout.tensor_overlap`) the rank's part is cut along the sequence: the collective of a
-chunk runs during the product of the chunk beside it, so only the first gather and the last scatter are waited
-for. Each row of a result is made of the same numbers in the same order as at once. Wang et al. 2023,
-doi:10.1145/3567955.3567959, had the idea of hiding a collective behind its product by cutting both. Shape
-letters: t = tensor ranks, b = batch, s = sequence, d = features.
+With sequence parallelism a rank's part of the sequence is gathered before a column-split matrix, and in the
+backward of a row-split matrix, after which partial sums are summed and scattered. In chunks
+(`layout.tensor_overlap`) the collective of a chunk runs during the product of the chunk beside it, with the
+same numbers in the same order (the idea of Wang et al. 2023, doi:10.1145/3567955.3567959). Shape letters: t =
+tensor ranks, b = batch, s = sequence, d = features.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,10 +19,9 @@ _collectives = torch.ops._c10d_functional
 
 
 class TensorAxis(NamedTuple):
-    """The ranks that share a product.
+    """The ranks that share a product. chunks: of a rank's part of the sequence, 1 for the whole at once.
 
-    along_sequence: between the products each rank holds a part of the sequence. chunks: number of chunks of a
-    rank's part, whose collectives run beside products; 1: the whole part at once.
+    along_sequence: between the products each rank holds a part of the sequence.
     """
 
     group_name: str
@@ -113,10 +110,10 @@ def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
 
 
 def needed_now(ctx: Any) -> tuple[bool, ...]:
-    """Return which gradients this pass through an autograd function asks for.
+    """Return which gradients this pass asks for. ctx.are_tensors: which of the inputs are tensors.
 
-    ctx.are_tensors: which of its inputs are tensors. A schedule that splits the backward runs the node twice,
-    for its input and then for its weights, but `ctx.needs_input_grad` is True for both each time.
+    A schedule that splits the backward runs the node twice, for its input and then for its weights, but
+    `ctx.needs_input_grad` is True for both each time.
     """
     if torch.compiler.is_compiling():  # always both
         return ctx.needs_input_grad

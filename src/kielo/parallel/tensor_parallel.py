@@ -62,12 +62,10 @@ class OwnStyle(ParallelStyle):
 def split_embedding(output: Placement, module: nn.Module, axis: DeviceMesh) -> None:
     """Split a vocabulary's embedding, whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
 
-    Token ids [b, s] become hidden states [b, s, d]. Each rank looks up the tokens of its rows, writes zeros
-    for all others, and the results are summed (Shoeybi et al. 2019, section 3). One addend of each sum is not
-    zero, so the sum is exact in every precision. The gradient has the rank's own rows, because torch's
-    `RowwiseParallel` gives each rank the gradient of the whole vocabulary, t times the bytes.
-
-    output: placement of the hidden states, of which each rank gets its part as a plain tensor.
+    Each rank looks up the tokens of its rows, writes zeros for all others, and the results are summed,
+    exactly (Shoeybi et al. 2019, section 3). torch's `RowwiseParallel` would give each rank the gradient of
+    the whole vocabulary. output: placement of the hidden states, of which each rank gets its part as a plain
+    tensor.
     """
     distribute_module(module, axis, _split_parameters)
     module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, output)
@@ -161,8 +159,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
 def _joins_sums(layout: Layout) -> bool:
     """Return True if the sum over tensor ranks belongs to the product before it.
 
-    Not in layers that are recomputed as a whole: a function of autograd keeps its tensors after its forward,
-    so the layer's last product would be recomputed too, for nothing.
+    Not in layers that are recomputed as a whole, because the last product would be recomputed too.
     """
     return layout.recompute == "operators" or (
         layout.tensor_overlap == "chunked" and layout.recompute != "full"

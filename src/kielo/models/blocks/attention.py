@@ -26,11 +26,9 @@ from kielo.recipe.sections import CompleteModel
 class Mask:
     """An attention mask: the keys that each query attends to.
 
-    visible: [b or 1, 1, q, n] bool, None for plain attention, which is faster: a dense mask takes O(s²)
-    memory. Every query sees itself, so no softmax divides by zero. distance: query position - key position
-    [q, n], if scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU. positions: with
-    blocks, the positions of the queries, None for whole sequences. is_causal: in plain attention queries see
-    no later keys.
+    visible: [b or 1, 1, q, n] bool, None for plain attention, without O(s²) memory. Every query sees itself.
+    distance: query position - key position [q, n], for ALiBi. blocks: replaces both, for FlexAttention on a
+    GPU. positions: of the queries with blocks, None for whole sequences. is_causal: of plain attention.
     """
 
     visible: Tensor | None
@@ -51,9 +49,8 @@ class MaskMaker(nn.Module):
     """A module that makes one `Mask` for each window, once a forward. Context parallelism replaces it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
-    arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
-    capped, which plain attention on a GPU cannot do. is_causal: False for encoders, whose queries see as many
-    tokens forward as back, but none forward in documents with negative numbers.
+    arXiv:2004.05150); None for all. is_capped: plain attention on a GPU cannot cap scores. is_causal: False
+    for encoders, whose queries see as many tokens forward, but none in documents with negative numbers.
     """
 
     def __init__(
@@ -151,8 +148,7 @@ class MaskMaker(nn.Module):
 class InnerAttention(nn.Module):
     """Queries, keys and values to outputs. Context parallelism replaces this module.
 
-    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2, Gemma
-    Team 2024, arXiv:2408.00118, section 2). alibi: biases that fall with distance.
+    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2).
     """
 
     def __init__(
@@ -177,8 +173,7 @@ class InnerAttention(nn.Module):
     ) -> Tensor:
         """Return [b, h, s, k]. heads: the slice of this rank's heads that q has, None for all.
 
-        noise: of this rank's heads; drops attention's weights, None for no dropout. Only encoders have it
-        (`resolve/rules.py`), whose attention is plain.
+        noise: drops attention's weights; only of encoders, whose attention is plain (`resolve/rules.py`).
         """
         if noise is not None and heads is not None:
             noise = noise.of_heads(heads)

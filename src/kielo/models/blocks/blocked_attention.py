@@ -1,10 +1,9 @@
 """Attention on a CPU with terms of relative positions, or with dropped weights: a block of queries at a time.
 
-Scores and weights exist for one block only, and the backward makes them again. So memory does not grow with
-the square of the length, and a block stays in the processor's cache (the idea of flash attention, Dao et al.
-2022, arXiv:2205.14135; here a block has all keys, so no sums are carried between blocks). torch's own kernels
-for the CPU take no bias with a gradient and no weights to drop. GPUs use `flex.attend`. Shape letters: b =
-batch, h = heads, k = head_dim, q = queries, n = keys, r = rows of relative positions, m = queries of a block.
+The backward makes a block's scores and weights again, so memory does not grow with the square of the length
+(the idea of flash attention, Dao et al. 2022, arXiv:2205.14135; here a block has all keys). torch's kernels
+for the CPU take no bias with a gradient and no weights to drop. Shape letters: b = batch, h = heads, k =
+head_dim, q = queries, n = keys, r = rows of relative positions, m = queries of a block.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """The frame of every model: embedding, numbered layers, last norm and head. A family defines its layers.
 
-Data in: token ids [b, s]; data out: hidden states [b, s, d] that the head multiplies. Code that needs logits
-applies the head, so that a loss can do it in chunks. Of the head's config.vocab_rows columns the first
-config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in: token ids [b, s]; data out: hidden states [b, s, d]. Code that needs logits applies the head, so that
+a loss can do it in chunks. Of the head's config.vocab_rows columns the first config.vocab_size are tokens.
+Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,9 @@ class LayerKind:
 class DecoderOptions:
     """Options of a model: positions, embeddings, and the parts of encoders.
 
-    rope, local_rope: RoPE tables, by the names in `LayerKind`; without a table layers get cos = sin = None.
-    learned_positions: rows of an embedding of positions; row `first_position` is position 0. needs_distance:
-    attention scores fall with distance (ALiBi). embed_scale multiplies embeddings, embed_norm norms them.
-    is_causal: False for encoders. transform: of hidden states after the last norm. has_head_bias: the head's
-    matrix has a bias.
+    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: rows of an embedding of
+    positions; row `first_position` is position 0. needs_distance: ALiBi. embed_scale multiplies embeddings,
+    embed_norm norms them. transform: of hidden states after the last norm.
     """
 
     rope: RotaryEmbedding | None = None
@@ -58,14 +56,11 @@ class ComputedBuffers(Protocol):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, last norm and head, of encoders too.
+    """Embedding, layers, last norm and head, of encoders too. kinds: name of a layer kind → its options.
 
-    kinds: name of a layer kind → its options. `make_layer(number)` makes a layer, whose `kind` is one of
-    these names and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
-
-    `embed`, `norm`, `transform` and `head` can be None and `layers` can lack entries: a pipeline stage keeps
-    only its own modules, and layer 1 stays "1" without layer 0. `of_all_stages` names parameters that each
-    stage needs.
+    `make_layer(number)` makes a layer, whose `kind` is one of these names and whose forward is `layer(x_bsd,
+    cos, sin, mask, noise)`. A pipeline stage keeps only its own modules, and layer 1 stays "1" without layer
+    0. `of_all_stages` names parameters that each stage needs.
     """
 
     of_all_stages: tuple[str, ...] = ()
@@ -126,11 +121,10 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
 
-        documents_bs: the number of each token's document. Attention then stays inside documents, and learned
-        positions begin at 0 in each document. positions_s: the position of each column in its sequence, for
-        ranks that hold a part of it; None for 0 … s - 1. A pipeline stage without `embed` takes hidden states
-        [b, s, d] in place of tokens. dropout_keys_b2: two int32 of each sequence, which its dropout follows
-        from; None for no dropout.
+        documents_bs: the number of each token's document, inside which attention and learned positions stay.
+        positions_s: the position of each column in its sequence, for ranks that hold a part of it; None for 0
+        … s - 1. A pipeline stage without `embed` takes hidden states in place of tokens. dropout_keys_b2: two
+        int32 of each sequence, which its dropout follows from; None for no dropout.
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()

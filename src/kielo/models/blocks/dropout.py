@@ -1,10 +1,8 @@
 """Dropout (Srivastava et al. 2014) whose masks follow from keys and positions, without a generator's state.
 
-Each element of hidden states has 32 bits of its own: a hash of its sequence's key, the place in the model,
-its position in the whole sequence and its column. Each weight of attention has such bits too, by layer, head,
-query and key. An element with bits below the rate becomes 0; the others are divided by the share that stays.
-So a rank makes the bits of its own elements, recomputed layers have the same bits, and every layout,
-micro-batch and resumed run drops the same elements, on CPUs as on GPUs.
+Each element of hidden states has 32 bits: a hash of its sequence's key, the place in the model, its position
+in the whole sequence and its column. A weight of attention has such bits by layer, head, query and key. So
+every layout, micro-batch, recomputed layer and resumed run drops the same elements, on CPUs as on GPUs.
 
 Shape letters: b = batch, p = places of dropout in the model, l = layers, h = heads, s = sequence, q =
 queries, n = keys of attention, d = hidden size.
@@ -90,9 +88,8 @@ class Noise:
 class NoiseMaker(nn.Module):
     """A module that makes the noise of a forward. Tensor parallelism sets which part a rank holds.
 
-    rate, weight_rate: shares of dropped elements of hidden states and of attention's weights; there is no
-    noise if both are 0. part, parts: hidden states are part `part` of `parts` along the sequence. heads: the
-    numbers of this rank's heads.
+    rate, weight_rate: shares of dropped elements of hidden states and of attention's weights. part, parts:
+    hidden states are part `part` of `parts` along the sequence. heads: the numbers of this rank's heads.
     """
 
     def __init__(self, num_layers: int, num_heads: int) -> None:

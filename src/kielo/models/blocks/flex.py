@@ -82,10 +82,9 @@ def attend(
 ) -> Tensor:
     """Return [b, h, s, k]. blocks: None if every query sees every key. noise: drops weights.
 
-    Dropout comes after the softmax, but the kernel changes scores only, before it. So it runs twice: with -∞
-    for dropped weights it gives the kept weights' mean of values and the log of their sum, and without
-    dropout the log of the whole sum. The ratio of the sums makes the result exact, for twice the work and no
-    weights in memory.
+    Dropout comes after the softmax, but the kernel changes scores only. So it runs twice: with -∞ for dropped
+    weights it gives their mean of values and the log of their sum, and without dropout the log of the whole
+    sum. The ratio of the sums makes the result exact, without weights in memory.
     """
     change = _score_mod(scores)
     if noise is None:

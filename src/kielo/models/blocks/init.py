@@ -90,9 +90,8 @@ def seeded_normal(
 ) -> Tensor:
     """Return normal numbers around 0 for a box of the parameter `name` of this whole shape.
 
-    rows: number of rows with numbers, None for all; the rows after them, which pad a vocabulary, are 0.
-    cutoff: as in `Normal`. box: a slice with bounds for each dim, None for the whole. One number is drawn for
-    each element of the box outside the padding, and at most 14 more for each contiguous run of elements.
+    rows: number of rows with numbers, None for all; rows after them are padding, 0. cutoff: as in `Normal`.
+    box: None for the whole. For each contiguous run at most 14 numbers more than its elements are drawn.
     """
     box = _whole(shape) if box is None else box
     values = np.zeros(_sizes(box), dtype=np.float32)

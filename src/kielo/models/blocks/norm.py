@@ -1,8 +1,7 @@
 """Norms of activations. Data in: [..., d] in any precision; data out: the same shape and precision.
 
-RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) divides by the root mean square, LayerNorm (Ba et al.
-2016, arXiv:1607.06450) subtracts the mean first. For the backward both keep their input unchanged and fp32
-numbers of each row, nothing in fp32 of the input's size.
+RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), LayerNorm (Ba et al. 2016, arXiv:1607.06450). For the
+backward both keep their input unchanged and fp32 numbers of each row.
 """
 
 from typing import Any

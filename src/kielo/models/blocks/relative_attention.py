@@ -1,14 +1,11 @@
 """Attention of an encoder with relative positions: content to content, content to position and back.
 
 DeBERTa's disentangled attention (He et al. 2021, arXiv:2006.03654, section 3.1) as LTG-BERT has it (Samuel et
-al. 2023, arXiv:2303.09859). Positions are rows of a table of 2p - 1 that all layers share, projected to
-queries and keys by the same matrices as the hidden states. Distances up to p/2 have a row each. Farther
-distances share rows, on a scale that is logarithmic up to the longest sequence.
-
-A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key position. The
-second and third terms are looked up in two tables [b, h, s, 2p - 1], of queries times all kpos and of keys
-times all qpos, so nothing of size s × s × hidden_size exists. A CPU looks them up for a block of queries at a
-time (`blocked_attention.py`), a GPU inside FlexAttention's kernel.
+al. 2023, arXiv:2303.09859). Positions are rows of a table of 2p - 1 that all layers share, projected by the
+matrices of the hidden states. Distances up to p/2 have a row each; farther ones share rows, on a logarithmic
+scale. A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key
+position. Its second and third term are looked up in two tables [b, h, s, 2p - 1], so nothing of size s × s ×
+hidden_size exists.
 
 Shape letters: b = batch, s = sequence, d = hidden size, h = heads, k = head_dim, q = queries, n = keys, r =
 rows of relative positions.
@@ -148,9 +145,8 @@ class RelativeAttention(nn.Module):
     """Projections with biases, inner attention with relative positions, and the output projection.
 
     position_heads: "concatenated": the positions' queries, then their keys, are cut into heads.
-    "interleaved": queries and keys side by side are cut into a piece of 2 × head_dim for each head, whose
-    halves are the head's queries and keys; so the matrices of other heads make them (NorBERT 3). Names and
-    shapes of the weights are the same.
+    "interleaved": both side by side are cut into a piece of 2 × head_dim for each head (NorBERT 3). Weights
+    look the same.
     """
 
     def __init__(

@@ -58,10 +58,9 @@ def _yarn_frequencies(base: float, exponents: Tensor, scaling: Scaling) -> Tenso
 
 
 class RotaryEmbedding(nn.Module):
-    """Tables of cosines and sines for every position up to `max_position_embeddings`.
+    """Tables of cosines and sines for every position up to `max_position_embeddings`; not saved.
 
-    The length comes from the configuration, never from an input, because a pipeline or context rank sees only
-    a part of the sequence. The tables are not saved: `reset_buffers` fills them.
+    The length is the config's, because a pipeline or context rank sees only a part of the sequence.
     """
 
     cos: Tensor

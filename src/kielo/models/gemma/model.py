@@ -1,8 +1,7 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118) and Gemma 3 (Gemma Team 2025, arXiv:2503.19786) on one device.
 
-Norms are before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by √d.
-Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its
-windowed layers have a RoPE base of their own.
+Norms are before and after attention and MLP. Gemma 2 caps attention scores and logits. Gemma 3 norms the
+queries and keys of each head, and its windowed layers have a RoPE base of their own.
 """
 
 import math

@@ -1,8 +1,7 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners") on one device.
 
-Also the GPT of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
-Positions begin at 0 in each document if attention stays inside documents, else they continue through a packed
-sequence.
+Also the GPT of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own. If
+attention stays inside documents, positions begin at 0 in each.
 """
 
 from functools import partial

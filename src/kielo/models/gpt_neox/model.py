@@ -1,7 +1,6 @@
 """GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
 
-A model on one device. Attention and MLP read the same input, each through a norm of its own, or follow each
-other; RoPE rotates a part of each head.
+Attention and MLP read the same input, or follow each other; RoPE rotates a part of each head.
 """
 
 import math

@@ -1,9 +1,7 @@
 """LTG-BERT (Samuel et al. 2023, arXiv:2303.09859) on one device: NorBERT 3 and HPLT's encoders.
 
-An encoder: attention sees both sides, positions are relative (`blocks/relative_attention.py`), attention and
-MLP have norms before and after what they compute, and the head has a transform before it and a bias. Dropout
-is done on hidden states and on attention's weights, and not on the table of relative positions. Shape
-letters: b = batch, s = sequence, d = hidden size, r = rows of relative positions.
+Attention has relative positions, whose table has no dropout, and norms before and after. Shape letters: b =
+batch, s = sequence, d = hidden size, r = rows of relative positions.
 """
 
 import math
@@ -84,10 +82,8 @@ class LtgBert(Decoder):
     ) -> Tensor:
         """Return the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
-        documents_bs: the number of each token's document. Attention then stays inside documents. In documents
-        with negative numbers each token sees only itself and the tokens before it (GPT-BERT, Charpentier and
-        Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences, which no rank holds a part of
-        (`resolve/rules.py`).
+        In documents with negative numbers each token sees only itself and the tokens before it (GPT-BERT,
+        Charpentier and Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences (`resolve/rules.py`).
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         mask = self.make_relative_mask(documents_bs, length, tokens_bs.device)

@@ -1,13 +1,10 @@
 """LTG-BERT as tables: sizes, styles of tensor ranks, names and keys in the published form.
 
-transformers has no classes for it. Published files are made for remote code, Ltgbert* (HPLT) and Norbert*
-(NorBERT 3), and have no model_type. An export contains Kielo's own code (`modeling_ltg_bert.py`), LtgBert*.
-
-Two things in published files mislead. Nothing says how positions are cut into heads (`position_heads`). It
-follows from the classes, or from the name of a repository of the University of Oslo; Kielo's own files have
-a key for it. And HPLT trained with layer_norm_eps 1e-5 and no dropout, but its files say 1e-7 and 0.1.
-Kielo reads layer_norm_eps as it stands, because the published code computes with it, and ignores dropout.
-Exports have the values of training.
+Published files are made for remote code, Ltgbert* (HPLT) and Norbert* (NorBERT 3), and have no model_type. An
+export contains Kielo's own code, LtgBert*. How positions are cut into heads (`position_heads`) follows from
+the classes, or from a repository's name; only Kielo's files have a key for it. HPLT trained with
+layer_norm_eps 1e-5 and no dropout, but its files say 1e-7 and 0.1. Kielo ignores dropout, and reads
+layer_norm_eps, because the published code computes with it.
 """
 
 from collections.abc import Iterable, Mapping

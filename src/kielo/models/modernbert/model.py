@@ -1,8 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv:2412.13663) on one device.
 
-An encoder: attention sees both sides, in every third layer all of the text and else a window, each with a
-RoPE base of its own. The MLP is gated (GeGLU), norms have no biases, and the first layer reads the normed
-embedding without another norm. The head has a transform before it and a bias.
+An encoder: every third layer attends to all of the text, the others to a window with a RoPE base of its own.
+The first layer reads the normed embedding without another norm.
 """
 
 from functools import partial

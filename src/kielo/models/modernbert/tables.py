@@ -1,8 +1,7 @@
-"""ModernBERT as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
+"""ModernBERT as tables: sizes, styles of tensor ranks, names and keys in Hugging Face's form.
 
-Files have queries, keys and values in one matrix, one below the other, and the MLP's gate above its `up`.
-`local_attention` there is the width of a window to both sides, of which half is to each; `sliding_window`
-here is that half and the token itself.
+In files `local_attention` is the width of a window to both sides; `sliding_window` here is half of it and the
+token itself.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025, arXiv:2512.13961) on one device.
 
-The outputs of attention and the MLP are normed, not their inputs; queries are normed all heads together, and
-so are keys. OLMo 3 has windows in most layers, and scales RoPE only in the others.
+Outputs of attention and MLP are normed; queries, and keys, all heads together. OLMo 3 has windows.
 """
 
 from functools import partial
