@@ -165,15 +165,15 @@ def test_why_checkpoints_are_not_of_one_run(tmp_path):
             save(
                 tmp_path / "a", 2, small(2.0), learning_rate={"first": 1.0}, model={"hidden_size": 16, "x": 2}
             ),
-            f"is of another run than {one} (the identity differs in learning_rate, model.x); {of_run}",
+            f"is of another run than {one} (the identity differs in learning_rate, model.x). {of_run}",
         ),
         (
             save(tmp_path / "b", 2, small(2.0), model=5),
-            f"is of another run than {one} (the identity differs in model); {of_run}",
+            f"is of another run than {one} (the identity differs in model). {of_run}",
         ),
         (
             save(tmp_path / "c", 2, wider),
-            f"other names, shapes, dtypes or ties than in {one}: model/a, model/b; {of_run}",
+            f"other names, shapes, dtypes or ties than in {one}: model/a, model/b. {of_run}",
         ),
     ):
         # they are compared in the order of their paths

@@ -575,5 +575,5 @@ def test_a_matrix_that_the_rows_do_not_fit() -> None:
     assert misfit(4, 2) is None and misfit(5, 2) is None
     for shape in ((3, 2), (4, 3), (4,), (4, 2, 1)):
         assert misfit(*shape).startswith(
-            f"has the shape {list(shape)}, and the rows of 4 old tokens, of [2] "
+            f"has the shape {list(shape)}, but must have rows of 4 old tokens, of [2] "
         )

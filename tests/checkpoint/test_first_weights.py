@@ -62,7 +62,7 @@ def test_rows_of_a_run_with_and_without_a_transplant(calls, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (None, "{folder}: has no row_map.json, which model.transplant needs; {again}"),
+        (None, "{folder}: has no row_map.json, which model.transplant needs. {again}"),
         (
             row_map(method="focus"),
             "{folder}/row_map.json: is of model.transplant = 'focus', and the recipe has 'mean'. {again}",

@@ -190,7 +190,7 @@ def test_old_files_of_fused_families_are_read(tmp_path, published: dict, expecte
         0.25 if published is GPT_NEOX_20B else 1.0
     )
     assert read(tmp_path, BLOOM_176B | {"seq_length": 4096}).max_position_embeddings == 4096
-    with pytest.raises(KieloError, match=r"does not do: apply_residual_connection_post_layernorm = True"):
+    with pytest.raises(KieloError, match=r"not supported: apply_residual_connection_post_layernorm = True"):
         read(tmp_path, BLOOM_176B | {"apply_residual_connection_post_layernorm": True})
 
 
