@@ -86,6 +86,6 @@ def test_a_row_map_of_another_size(calls, tmp_path) -> None:
     write_json(tmp_path, row_map())
     for size in (2, 4_000):
         with pytest.raises(
-            KieloError, match=rf"row_map\.json: has 3 rows for a vocabulary of {size:,}; `kielo run"
+            KieloError, match=rf"row_map\.json: has 3 rows for a vocabulary of {size:,}\. Fix: `kielo run"
         ):
             load_first_weights({}, *of_run(tmp_path, "mean", size))

@@ -33,8 +33,14 @@ from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.parameter_shapes import style_of
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.projection import AccumulatingProjection, split_rows
-from kielo.parallel.tensor_collectives import TensorAxis, own_part, start_sum, wait
+from kielo.parallel.projection import (
+    AccumulatingProjection,
+    TensorAxis,
+    own_part,
+    split_rows,
+    start_sum,
+    wait,
+)
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import chunks_of
 
