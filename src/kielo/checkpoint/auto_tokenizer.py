@@ -157,10 +157,7 @@ def agreed_files(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> dict[str, bytes]:
-    """Return files with Kielo's ids: unchanged, or with a plain configuration.
-
-    KieloError if none has them.
-    """
+    """Return files with Kielo's ids, unchanged or with a plain configuration. KieloError if none."""
     for change in (lambda files, _: dict(files), plain_files, coded_files):
         found = compare(candidate := change(files, tokenizer), model_type, tokenizer, sample)
         if found.is_exact:

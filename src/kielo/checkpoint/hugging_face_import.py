@@ -59,10 +59,7 @@ def load_model_weights(
     transplant: Transplant | None = None,
     stored: CompleteModel | None = None,
 ) -> dict[str, str]:
-    """Call `load_weights` with the family's names.
-
-    stored: the folder's model, if `model` has fewer layers.
-    """
+    """Call `load_weights` with the family's names. stored: the folder's model, if it has more layers."""
     pieces = families.module(model.model_type, "tables").to_hugging_face(model)
     return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
 

@@ -126,10 +126,7 @@ class MemoryCopies:
         self._slow_links = SlowLinks(hosts, self._ranks_a_node)
 
     def write(self, save: Save) -> None:
-        """Copy the state of `save`, then remove the copy before it.
-
-        A failed copy is an alert, and removes none.
-        """
+        """Copy the state of `save`, then remove the copy before it. A failure is an alert."""
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         save_id, after = self._ranks.on_first(lambda: (secrets.token_hex(8), self._newest_save_id()))
@@ -149,10 +146,7 @@ class MemoryCopies:
             self._node.remove_all_but(name)
 
     def make_checkpoint(self) -> Path | None:
-        """Make the newest copy a checkpoint, if it is newer than all; return its path.
-
-        A failure is an alert.
-        """
+        """Make the newest copy a checkpoint, if it is newer than all. A failure is an alert."""
         found = self._ranks.gather(self._node.find())
         name = self._ranks.on_first(lambda: self._choose(found))
         if name is None:

@@ -54,10 +54,7 @@ class CopyName:
 
 @dataclass
 class FoundCopy:
-    """A copy as it was found.
-
-    files: name → bytes of existing files; listed: of the manifest's files, if any.
-    """
+    """A copy as found: name → bytes of existing files, and of the files that its manifest lists, if any."""
 
     files: dict[str, int] = field(default_factory=dict)
     listed: dict[str, int] = field(default_factory=dict)
@@ -72,10 +69,7 @@ class FoundCopy:
 
 
 class NodeMemory:
-    """The copies of a run on this node, whose first rank is `first_rank`.
-
-    `folder`: of all (simulated) nodes.
-    """
+    """The copies of a run on this node, whose first rank is `first_rank`. `folder`: of all nodes."""
 
     def __init__(self, checkpoints: Path, first_rank: int):
         name = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:16]

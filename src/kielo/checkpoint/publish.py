@@ -24,10 +24,7 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
-    """Return why the file system has no room for these bytes and files; None if it has.
-
-    A quota is not seen.
-    """
+    """Return why a file system has no room for these bytes and files, but for quotas; None if it has."""
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
     free_bytes = system.f_bavail * system.f_frsize

@@ -18,10 +18,7 @@ from kielo.recipe.errors import KieloError
 
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` from the checkpoint `path`, on all ranks or none; return its plain state.
-
-    Raise KieloError on every rank, before any tensor changes, for tensors that do not fit.
-    """
+    """Fill `tensors` from a checkpoint, on all ranks or none (KieloError); return its plain state."""
     index, complaint = CheckpointIndex("", 0, {}), None
     try:
         index = read_index(path, tensors)
@@ -48,10 +45,7 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
 
 
 class Verification:
-    """Comparison of checkpoints with their checksums; whole ones are remembered.
-
-    All ranks call it together.
-    """
+    """Comparison of checkpoints with their checksums; all ranks call it together. It remembers whole ones."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks

@@ -40,10 +40,7 @@ class WrittenFile:
 
 
 class SafetensorsStream:
-    """A writer of one safetensors file. OSError passes through (disk full, ...).
-
-    entries: (key, dtype, shape) in the order of the calls of `write`, wide dtypes first, so that all align.
-    """
+    """A writer of one safetensors file of `entries` (key, dtype, shape), in order, wide dtypes first."""
 
     def __init__(
         self,

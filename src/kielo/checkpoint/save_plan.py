@@ -81,10 +81,7 @@ class SavePlan:
 
 
 class SavePlanner:
-    """A maker of save plans, which keeps the plan until a rank's tensors differ. All ranks call it together.
-
-    whole: the kept plan, on rank 0. num_planned: chunks that rank 0 has planned, of all ranks and replicas.
-    """
+    """A maker of save plans. It keeps a plan until a rank's tensors differ. All ranks call it together."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
@@ -142,10 +139,7 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
 
 
 def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
-    """List this rank's parts of the tensors.
-
-    Parts without elements are left out, unless the whole has none.
-    """
+    """List this rank's parts of the tensors, without empty parts of tensors with elements."""
     held = []
     for name, tensor in tensors.items():
         box = local_slices(tensor)

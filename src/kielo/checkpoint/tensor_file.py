@@ -57,10 +57,7 @@ class ReadBuffers:
 
 
 class TensorFile:
-    """One file of tensors, open for reading until `close`. KieloError for a damaged or truncated file.
-
-    tensors: its table, if it is known already (`read_table`). buffers: shared with other files.
-    """
+    """One file of tensors, open for reading. KieloError if it is damaged. tensors: its table, if known."""
 
     def __init__(
         self, path: Path, tensors: dict[str, StoredTensor] | None = None, buffers: ReadBuffers | None = None

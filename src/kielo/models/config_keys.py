@@ -29,10 +29,7 @@ _OF_THE_RECIPE = ("model_type", "params", "vocab_multiple", "weights", "transpla
 
 
 class Entry:
-    """Keys of config.json and keys of [model] that belong together. This base class has none.
-
-    ours: the keys of [model].
-    """
+    """Keys of config.json and keys `ours` of [model] that belong together; in this base class none."""
 
     ours: tuple[str, ...] = ()
 

@@ -40,10 +40,7 @@ class ConfigReader:
         return self._config.get(name)
 
     def value(self, names: Sequence[str], kind: Kind, default: Any, null: Any = NO_NULL) -> Any:
-        """Return the value of the first key among `names` that exists.
-
-        default: the value if all are missing. null: the meaning of null, if null is allowed.
-        """
+        """Return the value of the first key among `names` that exists, else `default`; null is `null`."""
         self.keys_read.update(names)
         present = [name for name in names if name in self._config]
         present = [name for name in present if self._config[name] is not None] or present

@@ -62,10 +62,7 @@ def check(model: CompleteModel) -> None:
 
 
 def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Iterator[str]:
-    """Yield the keys that do not fit the model or are not the family's, with reasons.
-
-    given: a recipe's keys.
-    """
+    """Yield the keys that do not fit the model or the family, with reasons. given: a recipe's keys."""
     parts = module(model.model_type, "tables").layer_parts(model)
     if parts.is_rotary and model.head_dim % 2:
         yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
@@ -171,10 +168,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> JsonTable:
-    """Return an export's config.json, in a spelling that transformers 4 and 5 read.
-
-    dtype: of stored weights.
-    """
+    """Return an export's config.json, which transformers 4 and 5 read. dtype: of stored weights."""
     family = FAMILIES[model.model_type]
     written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}
     for entry in config_entries(model.model_type):

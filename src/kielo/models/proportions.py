@@ -98,10 +98,7 @@ PROPORTIONS: dict[str, Proportions] = {
 
 
 def with_shape(model: Model) -> Model:
-    """Return `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
-
-    Of shapes within 1 % it is the nearest to the family's proportions; KieloError if none is within 5 %.
-    """
+    """Return `model` with the most usual shape within 1 % of `model.params`; KieloError beyond 5 %."""
     wanted = model.params
     assert wanted is not None and model.vocab_size is not None
     usual = PROPORTIONS[model.model_type]

@@ -232,10 +232,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _GatherParts(torch.autograd.Function):
-    """An all-gather: a rank's part → all ranks' parts, [c, ...]; backward sums each part's gradients.
-
-    The sum is an all-to-all and a local sum, in the order of the ranks, and bf16 is added in fp32.
-    """
+    """An all-gather: [...] → [c, ...]. Backward sums in the order of the ranks, bf16 in fp32."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -51,10 +51,7 @@ def _is_first(tensor: DTensor) -> bool:
 
 
 def gradient_norm(model: nn.Module, mesh: Mesh) -> Tensor:
-    """Compute the 2-norm of all gradients, a scalar fp32; not finite on every rank if on one.
-
-    Ties count once.
-    """
+    """Compute the 2-norm of all gradients, a scalar fp32, not finite on all ranks if on one."""
     gradients = _gradients(model)
     # of communicators; offloaded gradients are elsewhere
     device = torch.device(mesh.parameters.device_type)

@@ -145,10 +145,7 @@ def make_schedule(
     examples: Sequence[tuple[Tensor, Tensor]],
     group: dist.ProcessGroup,
 ) -> Schedule:
-    """Make torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
-
-    examples: (input, output) of each part for one micro-batch, on meta. KieloError if torch lacks it.
-    """
+    """Make torch's schedule over stages. examples: (input, output) of each for one micro-batch, on meta."""
     complaint = schedule_complaint(options.name, torch.__version__)
     if complaint is not None:
         raise KieloError(complaint)

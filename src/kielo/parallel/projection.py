@@ -24,10 +24,7 @@ _collectives = torch.ops._c10d_functional
 
 
 class TensorAxis(NamedTuple):
-    """The ranks that share a product. chunks: of a rank's part of the sequence, 1 for the whole at once.
-
-    along_sequence: between the products each rank holds a part of the sequence.
-    """
+    """The ranks that share a product, and the chunks of a rank's part of the sequence, if it has a part."""
 
     group_name: str
     ranks: int

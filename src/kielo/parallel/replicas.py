@@ -41,10 +41,7 @@ class Difference:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return int64: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
-
-    One flipped bit changes it.
-    """
+    """Return int64: the sum of (2 i + 1) × bits of element i. One flipped bit always changes it."""
     flat = local(tensor).detach().contiguous().view(-1)
     flat = flat.view(_INTEGERS[flat.element_size()])
     odd = torch.arange(min(len(flat), CHUNK_ELEMENTS), device=flat.device).mul_(2).add_(1)

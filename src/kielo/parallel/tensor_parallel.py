@@ -163,10 +163,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
 
 
 def _joins_sums(layout: Layout) -> bool:
-    """Return True if the sum over tensor ranks belongs to the product before it.
-
-    Not in layers that are recomputed as a whole, because the last product would be recomputed too.
-    """
+    """Return True if the sum over ranks belongs to the product, which recomputed layers would repeat."""
     return layout.recompute == "operators" or (
         layout.tensor_overlap == "chunked" and layout.recompute != "full"
     )

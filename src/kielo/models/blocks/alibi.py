@@ -38,10 +38,8 @@ def biases(slopes_h: Tensor, distance_qn: Tensor) -> Tensor:
 
 
 def slopes(num_heads: int) -> list[float]:
-    """Return the slope of each head: 2^(-8 i / h) for powers of two.
-
-    Other numbers take every second slope of the next power of two (the authors' code).
-    """
+    """Return slopes 2^(-8 i / h); if h is no power of two, then between the slopes of the power below."""
+    # Others take every second slope of the next power of two (the authors' code).
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]

@@ -96,10 +96,7 @@ class MaskMaker(nn.Module):
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences for FlexAttention.
-
-        positions_q: of the queries, None for all.
-        """
+        """Return window → mask of whole sequences for FlexAttention. positions_q: None for all."""
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:

@@ -44,10 +44,7 @@ class WeightNoise(NamedTuple):
         return WeightNoise(self.rate, self.keys_blh2, self.positions_q[queries])
 
     def is_kept(self, length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Return a function of (sequence, head, query, key), True for weights that stay.
-
-        length: of the keys.
-        """
+        """Return a function of numbers of sequence, head, query and key, True for weights that stay."""
         one_bh, other_bh = self.keys_blh2[:, 0, :, 0].contiguous(), self.keys_blh2[:, 0, :, 1].contiguous()
         first_kept, positions_q = _first_kept(self.rate), self.positions_q
 

@@ -35,10 +35,7 @@ _TAIL_BEGINS = 5.0
 
 
 class Normal(NamedTuple):
-    """First values of a parameter: normal numbers; `norm` in the weight of a norm.
-
-    cutoff: the largest distance from 0 in standard deviations, None for no limit.
-    """
+    """First values: normal numbers within `cutoff` standard deviations, None for all; `norm` in norms."""
 
     deviation: float
     cutoff: float | None = None

@@ -123,10 +123,7 @@ class RelativeInnerAttention(nn.Module):
 
 
 class PositionHeads(nn.Module):
-    """Projected relative positions, [r, d] each, to queries and keys of each head, [h, r, k] each.
-
-    is_interleaved: see `RelativeAttention`. It is a module so that `parallel` can wrap it.
-    """
+    """Projected relative positions, [r, d] each, to queries and keys of each head, [h, r, k] each."""
 
     def __init__(self, head_dim: int, is_interleaved: bool) -> None:
         super().__init__()

@@ -95,10 +95,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines), each [s, head_dim / 2].
-
-        positions: a length s (0 … s - 1) or int64 [s], unchecked.
-        """
+        """Return cosines and sines, [s, head_dim / 2] each, of 0 … s - 1 or of int64 [s], unchecked."""
         if isinstance(positions, Tensor):
             return self.cos[positions], self.sin[positions]
         refuse_longer(positions, self.max_position_embeddings)

@@ -1,7 +1,4 @@
-"""GPT-NeoX as tables: sizes, styles of tensor ranks, names and keys in Hugging Face's form.
-
-Kielo does not read the keys of dropout, which is 0 in published files.
-"""
+"""GPT-NeoX as tables. Keys of dropout, which is 0 in published files, are not read."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,4 @@
-"""OPT as tables: sizes, styles of tensor ranks, names and keys in Hugging Face's form.
-
-Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
-"""
+"""OPT as tables. Dropout is a part of training: a config's value is ignored, and exports say 0."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
