@@ -260,7 +260,7 @@ def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield differences that show in every text: tokens around it, its end, the tokens of ids."""
     around, whole = [theirs("a").input_ids, tokenizer.whole.encode("a").ids], tokenizer.whole
     if around[0] != around[1]:
-        yield f"the ids of 'a' with what is put around a text are {around[1]} here and {around[0]} there"
+        yield f"the ids of 'a' with the tokens around a text are {around[1]} here and {around[0]} there"
     role = next((role for role in ("eos_token", "sep_token") if role_name(tokenizer, role)), None)
     end, their_end = whole.token_to_id(tokenizer.end_of_text), getattr(theirs, f"{role}_id") if role else None
     if their_end is not None and their_end != end:

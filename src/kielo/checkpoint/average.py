@@ -88,25 +88,20 @@ def _write_means(
     sources = [CheckpointRows(path, source) for path, source in indexes.items()]
     # Wide dtypes first, so that every tensor starts aligned.
     entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
-    stream = SafetensorsStream(
-        partial / rank_file_name(0),
-        [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries],
-        {"save_id": index.save_id},
-    )
-    total = sum(nbytes(DTYPES[entry.dtype], entry.shape) for _, entry in entries)
-    try:
-        with tqdm(total=total, unit="B", unit_scale=True, desc="averaging", disable=None) as bar:
-            for name, entry in entries:
-                ours = name.removeprefix(_MODEL)
-                wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
-                for rows in row_blocks(wide):
-                    mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
-                    stream.write_rows(mean)
-                    bar.update(mean.nbytes)
+    described = [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries]
+    total = sum(nbytes(dtype, shape) for _, dtype, shape in described)
+    with (
+        SafetensorsStream(partial / rank_file_name(0), described, {"save_id": index.save_id}) as stream,
+        tqdm(total=total, unit="B", unit_scale=True, desc="averaging", disable=None) as bar,
+    ):
+        for name, entry in entries:
+            ours = name.removeprefix(_MODEL)
+            wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
+            for rows in row_blocks(wide):
+                mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
+                stream.write_rows(mean)
+                bar.update(mean.nbytes)
         return stream.close().of_save(index.save_id)
-    except BaseException:
-        stream.abandon()
-        raise
 
 
 def _mean(sources: Sequence[CheckpointRows], tensor: FileTensor, rows: slice) -> torch.Tensor:

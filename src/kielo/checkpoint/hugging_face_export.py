@@ -163,15 +163,14 @@ def _write_shards(
 
 def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> FinishedFile:
     entries = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard]
-    stream = SafetensorsStream(path, entries, {"format": "pt"}, sha256=True)
     try:
-        for tensor in shard:
-            for block in row_blocks(tensor):
-                stream.write_rows(values := rows.read(tensor, block))
-                bar.update(values.nbytes)
-        return FinishedFile(**asdict(stream.close()))
+        with SafetensorsStream(path, entries, {"format": "pt"}, sha256=True) as stream:
+            for tensor in shard:
+                for block in row_blocks(tensor):
+                    stream.write_rows(values := rows.read(tensor, block))
+                    bar.update(values.nbytes)
+            return FinishedFile(**asdict(stream.close()))
     except BaseException:
-        stream.abandon()
         path.unlink(missing_ok=True)
         raise
 

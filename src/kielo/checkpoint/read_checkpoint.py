@@ -45,7 +45,7 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
 
 
 class Verification:
-    """Comparison of checkpoints with their checksums; all ranks call it together. It remembers whole ones."""
+    """Comparison of checkpoints with their checksums; all ranks call it together. It remembers results."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import safe_open
@@ -94,6 +95,13 @@ class SafetensorsStream:
             self.bytes, self._blocks.hexdigests(), self._sha256.hexdigest() if self._sha256 else ""
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
     def abandon(self) -> None:
         """Close after an error. Errors of closing are ignored: a full disk gives an error here too."""
         with suppress(OSError):
@@ -130,14 +138,10 @@ def write_chunks(
         return {}
     name = rank_file_name(rank)
     entries = [(chunk_key(chunk.name, chunk.offset), DTYPES[chunk.dtype], chunk.shape) for chunk in chunks]
-    stream = SafetensorsStream(folder / name, entries, {"save_id": save_id})
-    try:
+    with SafetensorsStream(folder / name, entries, {"save_id": save_id}) as stream:
         for chunk in chunks:
             stream.write(copies[chunk.name])
         return {name: stream.close().of_save(save_id)}
-    except BaseException:
-        stream.abandon()
-        raise
 
 
 @torch.no_grad()

@@ -49,10 +49,7 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
 
 
 def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
-    """Return the result of `read_settings` that a checkpoint keeps; {} for a run without weights.
-
-    Older checkpoints do not keep it: it is read where their weights are, or a warning says it is gone.
-    """
+    """Return the settings that a checkpoint keeps, or an older one's weights have; {} without weights."""
     kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:
         folder = weights_here(weights)

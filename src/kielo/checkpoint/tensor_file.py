@@ -115,8 +115,10 @@ class TensorFile:
         begin = end = 0
         parts: list[memoryview] = []
         for place, tile in batch:
-            if READ_THROUGH_BYTES < tile.gap_bytes <= _READ_AHEAD_BYTES:
-                self._bring(tile.begin, tile.begin + tile.target.shape[0] * tile.row_stride_bytes)
+            if READ_THROUGH_BYTES < tile.gap_bytes <= _READ_AHEAD_BYTES and hasattr(os, "posix_fadvise"):
+                last = tile.begin + tile.target.shape[0] * tile.row_stride_bytes
+                for offset in range(tile.begin, last, _READ_AHEAD_BYTES):
+                    os.posix_fadvise(self._descriptor, offset, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
             for offset, part in tile.runs(memory[place : place + tile.num_bytes]):
                 gap = offset - end
                 if not parts or not 0 <= gap <= READ_THROUGH_BYTES or len(parts) + 2 > _MAX_RUNS_PER_CALL:
@@ -127,12 +129,6 @@ class TensorFile:
                 parts.append(part)
                 end = offset + len(part)
         self._read_run(begin, parts)
-
-    def _bring(self, begin: int, end: int) -> None:
-        """Ask the kernel to read these bytes into its cache."""
-        if hasattr(os, "posix_fadvise"):
-            for offset in range(begin, end, _READ_AHEAD_BYTES):
-                os.posix_fadvise(self._descriptor, offset, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _read_run(self, begin: int, parts: list[memoryview]) -> None:
         while parts:
@@ -177,10 +173,8 @@ class _Tile:
             yield self.begin, memory
             return
         for row in range(self.target.shape[0]):
-            yield (
-                self.begin + row * self.row_stride_bytes,
-                memory[row * self.row_bytes : (row + 1) * self.row_bytes],
-            )
+            in_memory = memory[row * self.row_bytes : (row + 1) * self.row_bytes]
+            yield self.begin + row * self.row_stride_bytes, in_memory
 
 
 def _tiles(wanted: Wanted, buffer_bytes: int) -> Iterator[_Tile]:

@@ -173,10 +173,7 @@ class UlyssesMaskMaker(ContextMaskMaker):
 
 
 class UlyssesAttention(_ContextAttention):
-    """Attention of a part of the heads over whole sequences, with one all-to-all before and one after.
-
-    The ranks must divide the number of heads, and of key and value heads (`resolve/rules.py`).
-    """
+    """Attention with a part of the heads over whole sequences, between two all-to-alls."""
 
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None

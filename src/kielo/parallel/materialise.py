@@ -27,9 +27,8 @@ Model = TypeVar("Model", bound=OnMeta)
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
     """Give `model` memory on `device` and values from `fill(name, global shape, box)`; return the model.
 
-    `fill` returns the box of a parameter that this rank holds (fp32, CPU), and is called once for tied ones.
-    None leaves the memory uninitialised. is_offloaded: parameters are on the CPU, as FSDP2's offload policy
-    needs.
+    `fill` returns the box that this rank holds (fp32, CPU), and is called once for tied parameters. None
+    leaves the memory uninitialised. is_offloaded: parameters are on the CPU, as FSDP2's offload policy needs.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own

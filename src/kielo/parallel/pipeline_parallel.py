@@ -122,10 +122,7 @@ class Stages(nn.Module):
     def _pass_on(
         self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
     ) -> None:
-        """Call `put(target, values of source)`.
-
-        They are on the first and the last rank of the axis; in a V-shaped schedule both are on the first.
-        """
+        """Call `put(target, values of source)` between the first and the last rank, in a V on the first."""
         source, target = (None if tensor is None else local(tensor) for tensor in (source, target))
         group, other = self.axis.get_group(), self.axis.size() - 1 - self.axis.get_local_rank()
         device = self.axis.device_type  # of communicators; offloaded weights are elsewhere

@@ -45,7 +45,7 @@ class LeanStage(PipelineStage):
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        # A schedule of several stages a rank keeps what it sent until the end of the step. torch before 2.13
+        # A schedule of several stages a rank keeps sent tensors until the end of the step. torch before 2.13
         # sends outputs with their graphs, and those keep what was received.
         sends = super().get_fwd_send_ops(fwd_chunk_id)
         for send in sends:

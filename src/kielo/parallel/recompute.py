@@ -46,7 +46,7 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
     for number, layer in enumerate(layers):
         if number % layout.recompute_every_layers:
             continue
-        # A compiler makes norms and activations again by itself, where that saves memory.
+        # A compiler recomputes norms and activations by itself if that saves memory.
         if parts & {"norms", "activations"} and not layout.compile:
             _MadeAgain(layer, parts)
         if "attention" in parts:

@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         rows = options.learned_positions
         self.position_table = None if rows is None else nn.Embedding(rows, config.hidden_size)
         self.first_position, self.embed_scale = options.first_position, options.embed_scale
-        self.restarts_positions = True  # learned ones, in each document
+        self.restarts_positions = True  # learned positions, in each document
         self.embed_norm = options.embed_norm
         self.layers = nn.ModuleDict(
             {str(number): make_layer(number) for number in range(config.num_hidden_layers)}

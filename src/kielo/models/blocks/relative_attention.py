@@ -2,7 +2,7 @@
 
 DeBERTa's disentangled attention (He et al. 2021, arXiv:2006.03654, section 3.1) as LTG-BERT has it (Samuel et
 al. 2023, arXiv:2303.09859). Positions are rows of a table of 2p - 1 that all layers share, projected by the
-matrices of the hidden states. Distances up to p/2 have a row each; farther ones share rows, on a logarithmic
+matrices of the hidden states. Distances up to p/2 have a row each; farther rows are shared, on a logarithmic
 scale. A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key
 position. Its second and third term are looked up in two tables [b, h, s, 2p - 1], so nothing of size s × s ×
 hidden_size exists.
