@@ -68,7 +68,7 @@ MATRICES = (
     | of_layers("column", "attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
     | of_layers("row", "attention.o", "mlp.down")
 )
-INPUT_NORMS = of_layers("sequence", "attention_norm", "mlp_norm") | {"norm": "sequence"}
+PRE_NORM_PLAN = MATRICES | of_layers("sequence", "attention_norm", "mlp_norm") | {"norm": "sequence"}
 OUTPUT_NORMS = of_layers("residual", "attention_post_norm", "mlp_post_norm")
 HEAD_NORMS = of_layers("each_head", "attention.q_norm", "attention.k_norm")
 

@@ -97,19 +97,15 @@ class GatherMaskMaker(ContextMaskMaker):
     """Masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU."""
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         """Return window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
         positions_s = self.checked_positions(positions_s)
-        length = sequence_length * self.ranks
+        whole_length = length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
         if device.type != "cpu":
-            return self.in_blocks(all_documents, length, device, positions_s)
-        return self.masks(positions_s, torch.arange(length), documents_bs, all_documents)
+            return self.in_blocks(all_documents, whole_length, device, positions_s)
+        return self.masks(positions_s, torch.arange(whole_length), documents_bs, all_documents)
 
 
 class _ContextAttention(InnerAttention):
@@ -161,15 +157,11 @@ class UlyssesMaskMaker(ContextMaskMaker):
     """Masks of whole sequences, as on one device."""
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         self.checked_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        return super().forward(all_documents, None, sequence_length * self.ranks, device)
+        return super().forward(all_documents, None, length * self.ranks, device)
 
 
 class UlyssesAttention(_ContextAttention):

@@ -32,27 +32,16 @@ def parallelise(
 ) -> Decoder | Stages:
     """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages."""
 
-    def part_of(model: Decoder) -> Decoder:
-        return _parallelise_part(model, mesh, layout, precision, fp8, gradient_reduce_dtype)
+    def parallel(model: Decoder) -> Decoder:
+        if precision == "fp8":
+            apply_fp8(model, mesh, fp8)
+        apply_projection(model)
+        apply_tensor_parallel(model, mesh, layout)
+        apply_context_parallel(model, mesh, layout)
+        apply_recompute(model, layout)
+        if layout.compile:
+            apply_compile(model)
+        apply_fsdp(model, mesh, layout, precision, gradient_reduce_dtype)
+        return model
 
-    return into_stages(model, mesh, layout, part_of) if layout.pipeline > 1 else part_of(model)
-
-
-def _parallelise_part(
-    model: Decoder,
-    mesh: Mesh,
-    layout: Layout,
-    precision: Precision,
-    fp8: Fp8,
-    gradient_reduce_dtype: ReduceDtype,
-) -> Decoder:
-    if precision == "fp8":
-        apply_fp8(model, mesh, fp8)
-    apply_projection(model)
-    apply_tensor_parallel(model, mesh, layout)
-    apply_context_parallel(model, mesh, layout)
-    apply_recompute(model, layout)
-    if layout.compile:
-        apply_compile(model)
-    apply_fsdp(model, mesh, layout, precision, gradient_reduce_dtype)
-    return model
+    return into_stages(model, mesh, layout, parallel) if layout.pipeline > 1 else parallel(model)

@@ -65,15 +65,11 @@ class MaskMaker(nn.Module):
         self.needs_distance, self.is_capped, self.is_causal = needs_distance, is_capped, is_causal
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         """Return window → mask. `positions_s` is unused here, because all columns are present in order."""
         make = self.dense if device.type == "cpu" else self.in_blocks
-        return make(documents_bs, sequence_length, device)
+        return make(documents_bs, length, device)
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
         """Return each token's place in its document, from 0: int64 [b, s]."""
@@ -82,17 +78,15 @@ class MaskMaker(nn.Module):
         begins_bs[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
         return columns_s - columns_s.where(begins_bs, 0).cummax(dim=1).values
 
-    def dense(
-        self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
-    ) -> dict[int | None, Mask]:
+    def dense(self, documents_bs: Tensor | None, length: int, device: torch.device) -> dict[int | None, Mask]:
         """Return window → mask of whole sequences, dense if a mask is needed."""
-        places_s = torch.arange(sequence_length, device=device)
+        places_s = torch.arange(length, device=device)
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
     def in_blocks(
         self,
         documents_bs: Tensor | None,
-        sequence_length: int,
+        length: int,
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
@@ -100,12 +94,12 @@ class MaskMaker(nn.Module):
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:
-            reach = None if window is None or window >= sequence_length else window
+            reach = None if window is None or window >= length else window
             if is_plain and reach is None:
                 masks[window] = Mask(None, is_causal=self.is_causal)
             else:
                 seen = flex.Seen(reach, documents_bs, positions_q, self.is_causal)
-                blocks = flex.block_mask(seen, sequence_length, device)
+                blocks = flex.block_mask(seen, length, device)
                 masks[window] = Mask(None, blocks=blocks, positions=positions_q)
         return masks
 

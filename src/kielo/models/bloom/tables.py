@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces, of_layers
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces, of_layers
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 TENSOR_PARALLEL_PLAN = (
-    MATRICES | INPUT_NORMS | of_layers("slopes", "attention.inner.alibi") | {"embed_norm": "residual"}
+    PRE_NORM_PLAN | of_layers("slopes", "attention.inner.alibi") | {"embed_norm": "residual"}
 )
 
 IGNORED = ()

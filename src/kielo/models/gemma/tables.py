@@ -15,19 +15,12 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import NUMBER, SIZE
-from kielo.models.family_tables import (
-    HEAD_NORMS,
-    INPUT_NORMS,
-    MATRICES,
-    OUTPUT_NORMS,
-    LayerParts,
-    model_pieces,
-)
+from kielo.models.family_tables import HEAD_NORMS, OUTPUT_NORMS, PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.llama.tables import ATTENTION_MODULES, HEAD_NORM_MODULES, MLP_MODULES
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = MATRICES | INPUT_NORMS | OUTPUT_NORMS | HEAD_NORMS
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | OUTPUT_NORMS | HEAD_NORMS
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)

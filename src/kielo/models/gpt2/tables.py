@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
-from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = MATRICES | INPUT_NORMS | {"position_table": "positions"}
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | {"position_table": "positions"}
 
 # Causal masks that older transformers saved among the weights.
 IGNORED = (r"\.attn\.(masked_)?bias$",)

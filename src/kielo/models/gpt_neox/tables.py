@@ -16,11 +16,11 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import NUMBER, SIZE, SWITCH
-from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = MATRICES | INPUT_NORMS
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN
 
 # Masks and frequencies that older transformers saved among the weights.
 IGNORED = (r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$")

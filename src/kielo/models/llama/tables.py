@@ -16,18 +16,11 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader
-from kielo.models.family_tables import (
-    HEAD_NORMS,
-    INPUT_NORMS,
-    MATRICES,
-    LayerParts,
-    layer_types,
-    model_pieces,
-)
+from kielo.models.family_tables import HEAD_NORMS, PRE_NORM_PLAN, LayerParts, layer_types, model_pieces
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = MATRICES | INPUT_NORMS | HEAD_NORMS
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | HEAD_NORMS
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)

@@ -20,20 +20,12 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import (
-    FULL_EVERY,
-    INPUT_NORMS,
-    MATRICES,
-    LayerParts,
-    layer_types,
-    model_pieces,
-)
+from kielo.models.family_tables import FULL_EVERY, PRE_NORM_PLAN, LayerParts, layer_types, model_pieces
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
 TENSOR_PARALLEL_PLAN = (
-    MATRICES
-    | INPUT_NORMS
+    PRE_NORM_PLAN
     | dict.fromkeys(("embed_norm", "norm", "transform.norm"), "residual")
     | {"transform.dense": "whole"}
 )

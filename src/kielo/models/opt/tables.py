@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
-from kielo.models.family_tables import INPUT_NORMS, MATRICES, LayerParts, model_pieces
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.gpt2 import tables as gpt2
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = MATRICES | INPUT_NORMS | {"position_table": "positions"}
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | {"position_table": "positions"}
 
 FIRST_POSITION = 2  # row of position 0 in the position embedding; no token uses the rows before
 EPSILON = 1e-5  # of every norm: transformers has no key for it
