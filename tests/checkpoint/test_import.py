@@ -328,7 +328,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     columns = (slice(0, 40), slice(500, 700))
     target = torch.empty(40, 200, dtype=torch.float64)
     with TensorFile(tmp_path / "x.safetensors") as file:
-        file.read_into(target, "m", columns)
+        file.read([Wanted(file.tensors["m"], columns, target)])
     assert torch.equal(target, matrix[columns].double())
     assert sum(got for _, got in calls) == 40 * 200 * 4
 
@@ -348,7 +348,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "preadv", stingy)
     target.fill_(0)
     with TensorFile(tmp_path / "x.safetensors") as file:
-        file.read_into(target, "m", columns)
+        file.read([Wanted(file.tensors["m"], columns, target)])
     assert torch.equal(target, matrix[columns].double())
 
     monkeypatch.setattr(os, "preadv", preadv)
@@ -356,7 +356,8 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     evens = torch.empty(40, 15_000)
     save_file({"e": matrix.view(40, 15_000, 2)}, tmp_path / "y.safetensors")
     with TensorFile(tmp_path / "y.safetensors") as file:
-        file.read_into(evens[:, :, None], "e", (slice(0, 40), slice(0, 15_000), slice(1, 2)))
+        box = (slice(0, 40), slice(0, 15_000), slice(1, 2))
+        file.read([Wanted(file.tensors["e"], box, evens[:, :, None])])
     assert torch.equal(evens, matrix[:, 1::2]) and len(calls) < 40 * 15_000 // 500
 
 

@@ -61,14 +61,6 @@ class SafetensorsStream:
             self.abandon()
             raise
 
-    def write(self, tensor: torch.Tensor) -> None:
-        key, dtype, shape = self._entries[self._written]
-        if (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(shape)):
-            raise ValueError(
-                f"{key}: got {tensor.dtype} {tuple(tensor.shape)}, announced {dtype} {tuple(shape)}"
-            )
-        self.write_rows(tensor)
-
     def write_rows(self, rows: torch.Tensor) -> None:
         """Write the next rows (dim 0) of the current tensor; after its last row the next is current."""
         key, dtype, shape = self._entries[self._written]
@@ -140,7 +132,7 @@ def write_chunks(
     entries = [(chunk_key(chunk.name, chunk.offset), DTYPES[chunk.dtype], chunk.shape) for chunk in chunks]
     with SafetensorsStream(folder / name, entries, {"save_id": save_id}) as stream:
         for chunk in chunks:
-            stream.write(copies[chunk.name])
+            stream.write_rows(copies[chunk.name])
         return {name: stream.close().of_save(save_id)}
 
 

@@ -83,10 +83,6 @@ class TensorFile:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def read_into(self, target: Tensor, name: str, box: Box) -> None:
-        """Fill `target` (any dtype, device and strides, of the box's shape) with a box of tensor `name`."""
-        self.read([Wanted(self.tensors[name], box, target)])
-
     def read(self, wanted: Iterable[Wanted]) -> None:
         """Fill every target, in the order of the bytes in the file."""
         tiles = sorted(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
 from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.piece import Piece
@@ -70,7 +70,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         NoWindows(),
         Key("max_position_embeddings", "n_positions", "max_position_embeddings", kind=SIZE, default=1024),
         Key("layer_norm_epsilon", kind=NUMBER, default=1e-5),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="activation_function"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="activation_function"),
         switch("tie_word_embeddings", True),
         fixed("attention_bias", True),
         fixed("mlp_bias", True),

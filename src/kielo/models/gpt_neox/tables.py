@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from kielo.models.config_keys import (
-    Choice,
     Entry,
     Key,
     NoWindows,
@@ -83,7 +82,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         NoWindows(),
         Key("max_position_embeddings", kind=SIZE, default=2048),
         Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=1e-5),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="hidden_act"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_act"),
         _PairedRope("rotary_emb_base", rotary_pct=0.25),
         Key("use_parallel_residual", kind=SWITCH, default=True),
         switch("tie_word_embeddings", False),

@@ -7,7 +7,6 @@ token itself.
 from collections.abc import Mapping
 
 from kielo.models.config_keys import (
-    Choice,
     Entry,
     Key,
     RopeByKind,
@@ -123,7 +122,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         *sizes(50_368, hidden=768, inside=1152, layers=22, heads=12),
         WholeHeads(),
         Key("max_position_embeddings", kind=SIZE, default=8192),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="hidden_activation"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_activation"),
         Key("layer_norm_epsilon", "norm_eps", kind=NUMBER, default=1e-5),
         only("norm_bias", False, is_written=True),
         RopeByKind(("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0), has_scaling=False),

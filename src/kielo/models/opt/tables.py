@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
 from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
 from kielo.models.gpt2 import tables as gpt2
@@ -96,7 +96,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         NoWindows(),
         Key("max_position_embeddings", kind=SIZE, default=2048),
         fixed("layer_norm_epsilon", EPSILON),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="activation_function"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="activation_function"),
         switch("tie_word_embeddings", True),
         _Biases(),
         only("do_layer_norm_before", True, is_written=True),  # False in OPT-350m
