@@ -2,9 +2,8 @@
 
     /dev/shm/kielo_UID/RUN/node_FIRST-RANK/step_00000110.ID.AFTER/rank_00000.safetensors ...
 
-RUN is a hash of the path of the checkpoints. ID is the save id of the copy, AFTER the save id of the newest
-checkpoint on the disk at that time. The files outlive the ranks that wrote them. `NAME.partial` is being
-written.
+RUN is a hash of the path of the checkpoints, ID the save id of the copy, AFTER the save id of the newest
+checkpoint on the disk at that time. `NAME.partial` is being written.
 """
 
 import hashlib

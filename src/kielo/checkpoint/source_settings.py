@@ -1,7 +1,6 @@
 """The settings of generation that weights come with: read at the import, kept in checkpoints, exported.
 
-They are from generation_config.json, or from config.json, which transformers reads if there is no such file.
-Each token id becomes the id of the same token in the run's tokenizer.
+They are generation_config.json's, or config.json's. Each token id becomes the run's tokenizer's id.
 """
 
 import logging

@@ -289,10 +289,9 @@ class Rope(Entry):
 class RopeByKind(Entry):
     """RoPE with a base of its own in windowed layers, or one base and a scaling of full layers only.
 
-    transformers 5 writes `rope_parameters` with a table for each kind of layer. transformers 4 writes the
-    `rope_scaling` of full layers and a key for each base. A scaling of windowed layers is refused.
-
-    theta, windowed: (key, default) of each base. A default is None if versions of transformers differ in it.
+    transformers 5 writes `rope_parameters` with a table for each kind of layer; transformers 4 writes the
+    `rope_scaling` of full layers and a key for each base. theta, windowed: (key, default) of each base, or no
+    default if versions of transformers differ in it.
     """
 
     def __init__(

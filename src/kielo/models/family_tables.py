@@ -12,11 +12,9 @@ from kielo.recipe.sections import CompleteModel
 class LayerParts:
     """The parts of a family's model, from which its checks and sizes and the planner's numbers follow.
 
-    mlp_matrices: 3 for a gated MLP, else 2. norms: number of norms of whole hidden states. norms_inputs: True
-    if attention and MLP read the output of a norm. has_head_norms: queries and keys have norms. has_mlp_norm:
-    the MLP has a norm inside. has_groups: heads can share keys and values. has_alibi: positions are ALiBi's
-    biases of the scores. relative_rows: number of relative positions that scores have terms for. mlp_ratio:
-    intermediate_size / hidden_size, if it is fixed. has_output_bias: bias of attention's output; None: as its
+    mlp_matrices: 3 for a gated MLP, else 2. norms: of whole hidden states. norms_inputs: attention and MLP
+    read the output of a norm. relative_rows: number of relative positions that scores have terms for.
+    mlp_ratio: intermediate_size / hidden_size, if it is fixed. has_output_bias: of attention, None: as its
     other biases.
 
     Numbers of parameters: norm_parameters of all norms of a layer; input_parameters before the layers, which

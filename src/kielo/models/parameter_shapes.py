@@ -102,10 +102,10 @@ def layer_parameters(config: CompleteModel) -> int:
 def token_flops(config: CompleteModel, sequence_length: int) -> int:
     """Compute the model FLOPs of one trained token, forward and backward, without recomputation.
 
-    6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361), and in
-    attention 12 × width for each key that a query sees on average. In a sequence s, of a window w (or w = s),
-    that is w - w²/2s if attention is causal (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, counts all
-    s), and in encoders 2w - 1 - w(w - 1)/s. Each relative position is a key too.
+    6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361), and 12 ×
+    width for each key that a query sees on average. In a sequence s, of a window w, that is w - w²/2s if
+    attention is causal (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, counts all s), else 2w - 1 - w(w
+    - 1)/s.
     """
     width = config.num_attention_heads * config.head_dim
     is_encoder, relative_rows = FAMILIES[config.model_type].is_encoder, _parts(config).relative_rows

@@ -1,8 +1,7 @@
 """A model of a given size, in its family's usual proportions: `[model]` with `params` → with a shape.
 
-No torch. The anchors below are published shapes (weight files and papers: the list in
-tests/models/test_published_sizes.py, and the config.json of SmolLM2, Qwen3, Qwen2.5, Pythia and Mistral).
-Between two anchors depth and width are interpolated over the logarithm of the size.
+The anchors are published shapes (tests/models/test_published_sizes.py, and the config.json of SmolLM2, Qwen3,
+Qwen2.5, Pythia and Mistral). Between two, depth and width are interpolated over the size's logarithm.
 """
 
 import math
@@ -25,9 +24,8 @@ _MOST_IN_HEAD = 0.15
 
 @dataclass(frozen=True)
 class Proportions:
-    """A family's usual shapes.
+    """A family's usual shapes. anchors: (parameters, layers, hidden_size) of published models, ascending.
 
-    anchors: (parameters, layers, hidden_size) of published models, from small to large, three numbers a line.
     mlp_ratio: intermediate_size / hidden_size. is_grouped: 8 heads of keys and values from a billion
     parameters on. wide_heads: heads of 256 numbers, apart from hidden_size, as Gemma's.
     """

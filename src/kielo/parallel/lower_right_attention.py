@@ -1,14 +1,11 @@
 """Attention of the last queries of a sequence to all its keys, causal, without a mask in memory.
 
-The mask would be causal and aligned to the lower right. torch's CausalBias for it cannot be made in compiled
-code, and flash attention on AMD aligns to the upper left (ROCm/aotriton pull request 55). So the keys are cut
-in two: the keys before the queries, which all queries see, and the queries' own keys, which are square and
-causal. Every flash kernel computes both alike, and returns the log of each softmax's sum, by which the two
-outputs are merged (ring attention; Liu et al. 2023, arXiv:2310.01889). The logarithm is natural on AMD too
-since torch 2.9 (pytorch/pytorch pull request 156903).
-
-The two operators are opaque to torch.compile. Shape letters: b = batch, h = heads, g = key and value heads, q
-= queries, n = keys, k = head_dim.
+torch's CausalBias, aligned to the lower right, cannot be made in compiled code, and flash attention on AMD
+aligns to the upper left (ROCm/aotriton pull request 55). So the keys are cut in two: keys before the queries,
+which all queries see, and the queries' own, square and causal. Every flash kernel computes both, with the
+(natural) log of each softmax's sum, by which the outputs are merged (ring attention; Liu et al. 2023,
+arXiv:2310.01889; on AMD since torch 2.9, pytorch/pytorch pull request 156903). Shape letters: b = batch, h =
+heads, g = key and value heads, q = queries, n = keys, k = head_dim.
 """
 
 from typing import Any

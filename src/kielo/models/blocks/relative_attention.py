@@ -36,11 +36,10 @@ def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
 
 @dataclass(frozen=True)
 class RelativeMask:
-    """The positions that each query sees, and the rows of distances.
+    """The positions that each query sees, and `row_of` distance d at d + half [2 half + 1].
 
-    row_of: the row of distance d at d + half [2 half + 1]. On a CPU: rows_qn [q, n] of all pairs; visible [b,
-    1, q, n], True inside documents, and up to the query in documents with negative numbers, None for all
-    pairs. On a GPU: blocks, FlexAttention's mask of documents, None for all pairs.
+    On a CPU rows_qn [q, n] of all pairs, and visible [b, 1, q, n], None for all pairs; on a GPU blocks,
+    FlexAttention's mask of documents, None for all pairs.
     """
 
     row_of: Tensor

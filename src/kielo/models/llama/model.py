@@ -1,8 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971; Dubey et al. 2024, arXiv:2407.21783) on one device.
 
-Also models that differ from it by a switch: Mistral (Jiang et al. 2023, arXiv:2310.06825) by its window,
-Qwen2 (Yang et al. 2024, arXiv:2407.10671) by biases of queries, keys and values, Qwen3 (Yang et al. 2025,
-arXiv:2505.09388) by norms of queries and keys.
+Also Mistral (Jiang et al. 2023, arXiv:2310.06825) with a window, Qwen2 (Yang et al. 2024, arXiv:2407.10671)
+with biases, and Qwen3 (Yang et al. 2025, arXiv:2505.09388) with norms of queries and keys.
 """
 
 from functools import partial

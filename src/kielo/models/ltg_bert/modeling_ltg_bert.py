@@ -2,13 +2,12 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """LTG-BERT (Samuel et al. 2023, arXiv:2303.09859) for transformers 4.57 and newer; `kielo export` adds it.
 
-It needs torch and transformers alone. Tensors have the names of the published models (HPLT's encoders,
-NorBERT 3). `position_heads` of the configuration says how the projected relative positions are cut into
-heads, which names and shapes of tensors do not show: "concatenated" (HPLT) or "interleaved" (NorBERT 3).
+Tensors have the names of the published models. `position_heads` of the configuration says how projected
+relative positions are cut into heads: "concatenated" (HPLT) or "interleaved" (NorBERT 3).
 
 Attention scores are (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of the distance between
-query and key in a table that all layers share. Shape letters: b = batch, s = sequence, d = hidden size,
-h = heads, k = head_dim, q = queries, n = keys, r = rows of the table, v = vocabulary.
+query and key in a table that all layers share. Shape letters: b = batch, s = sequence, d = hidden size, h =
+heads, k = head_dim, q = queries, n = keys, r = rows of the table, v = vocabulary.
 """
 
 import math
