@@ -396,7 +396,7 @@ def test_round_trip_keeps_nothing_over_what_is_there(finished, here, kind):
     before = belongings(finished)
     refused(
         here(finished, "verify", "round-trip", "run/hf", "--keep", "keep"),
-        "Fix: name a new folder",
+        "name a new folder",
         "keep",
     )
     assert belongings(finished) == before

@@ -125,7 +125,7 @@ def write_index(folder: Path, content: Any, name: str = "model.safetensors.index
 
 # config.json
 
-NO_MODEL = "and not the keys and values of a model"
+NO_MODEL = "not the keys and values of a model"
 WHOLE_FILES = {
     "a list": "[1, 2]",
     "a number": "3",
@@ -651,7 +651,7 @@ def test_all_ranks_refuse_what_one_has_seen(tmp_path: Path) -> None:
     tensors["lm_head.weight"][-1, -1] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors")
     first, second = run_ranks(load_on_rank, 2, tmp_path)
-    assert first == second and "lm_head.weight holds 1 of" in first
+    assert first == second and "lm_head.weight has 1 of" in first
 
 
 def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) -> None:

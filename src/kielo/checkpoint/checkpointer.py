@@ -185,8 +185,8 @@ class Checkpointer:
             found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
             raise KieloError(
                 f"no checkpoint in {self.folder} is whole, and training does not start over them ({found}). "
-                f"Fix: restore a whole checkpoint from a backup, or move {self.folder.parent} away to begin "
-                "at step 0"
+                f"Fix: restore a whole checkpoint from a backup, or, to begin at step 0, move "
+                f"{self.folder.parent} away or give the recipe another folder"
             )
         return None
 
