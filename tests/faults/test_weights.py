@@ -152,7 +152,7 @@ def test_a_config_that_is_no_config(place: Path, here: Here, case: str) -> None:
     assert belongings(place) == before
 
 
-NO_FIT, NO_MULTIPLE = "does not fit; expected", "is no multiple of model.num_key_value_heads"
+NO_FIT, NO_MULTIPLE = "does not fit: expected", "is no multiple of model.num_key_value_heads"
 # keys whose values are of the right kind, and not known here
 ASKS = "not supported"
 NOT_DONE = {
@@ -283,7 +283,7 @@ def test_rope_settings_that_are_no_table(place: Path, here: Here, rope: Any) -> 
     change_config(place / "weights", {"rope_scaling": rope})
     refused(
         here(place, "verify", "round-trip", "hf:weights"),
-        "does not fit; expected a table of rope_type and numbers",
+        "does not fit: expected a table of rope_type and numbers",
         "weights/config.json",
         "rope_scaling",
     )
@@ -967,7 +967,7 @@ def test_as_a_person_types_it(place: Path) -> None:
     change_config(place / "weights", {"num_attention_heads": 0})
     refused(
         kielo(place, "verify", "round-trip", "hf:weights"),
-        "does not fit; expected a whole number from 1",
+        "does not fit: expected a whole number from 1",
         "weights/config.json",
         "num_attention_heads",
     )

@@ -392,7 +392,7 @@ def test_a_file_that_is_no_config_is_told(tmp_path) -> None:
     known = ", ".join(families.FAMILIES)
     path = tmp_path / "config.json"
     for content, told in (
-        (None, "cannot be read (No such file or directory); expected a Hugging Face config.json"),
+        (None, "cannot be read (No such file or directory): expected a Hugging Face config.json"),
         ("[]", "contains a list, not the keys and values of a model"),
         ("{}", f"model_type = None is not known. Fix: one of {known}"),
         ('{"model_type": ["llama"]}', f"model_type = ['llama'] is not known. Fix: one of {known}"),

@@ -276,7 +276,7 @@ class Rope(Entry):
         inside = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
         if inside is not None and not SHARE.fits(inside):
             reader.complain(
-                f"partial_rotary_factor = {short(inside)} does not fit; expected {SHARE.expected}"
+                f"partial_rotary_factor = {short(inside)} does not fit: expected {SHARE.expected}"
             )
         return share if inside is None else inside
 
@@ -336,7 +336,7 @@ class RopeByKind(Entry):
             return {}
         else:
             if older:
-                reader.complain("rope_scaling and rope_parameters mean the same; expected one of them")
+                reader.complain("rope_scaling and rope_parameters mean the same: expected one of them")
             base, scaling = _normalised(reader, None, by_kind["full_attention"], values)
             windowed_base, windowed_scaling = _normalised(reader, None, by_kind["sliding_attention"], values)
         if windowed_scaling is not None:

@@ -57,7 +57,7 @@ class ConfigReader:
             return null
         if not kind.fits(value):
             given = "null" if value is None else short(value)
-            self.complain(f"{present[0]} = {given} does not fit; expected {kind.expected}")
+            self.complain(f"{present[0]} = {given} does not fit: expected {kind.expected}")
             return default
         return value
 

@@ -135,7 +135,7 @@ def _config_json(path: str | Path) -> tuple[str, dict[str, object], str]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = f"cannot be read ({error.strerror}); expected a Hugging Face config.json"
+        reason = f"cannot be read ({error.strerror}): expected a Hugging Face config.json"
         raise KieloError(f"{path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise KieloError(f"{path}: not valid JSON ({error})") from None

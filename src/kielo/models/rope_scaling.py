@@ -36,7 +36,7 @@ def normalise_rope(
     """
     if not isinstance(scaling, Mapping | None):
         raise KieloError(
-            f"{where}rope_scaling = {short(scaling)} does not fit; expected a table of rope_type and numbers"
+            f"{where}rope_scaling = {short(scaling)} does not fit: expected a table of rope_type and numbers"
         )
     scaling = dict(scaling or {})
     nested = [key for key, value in scaling.items() if isinstance(value, Mapping)]
@@ -49,7 +49,7 @@ def normalise_rope(
     base = DEFAULT_ROPE_THETA if rope_theta is None else rope_theta
     base = base if inner_theta is None else inner_theta
     if not is_positive(base):
-        raise KieloError(f"{where}rope_theta = {short(base)} does not fit; expected a number above 0")
+        raise KieloError(f"{where}rope_theta = {short(base)} does not fit: expected a number above 0")
     base = float(base)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
@@ -78,7 +78,7 @@ def normalise_rope(
         raise KieloError(f"{where}rope_scaling of type {rope_type!r} lacks {', '.join(missing)}")
     if rope_type == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
         raise KieloError(
-            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit; expected "
+            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit: expected "
             f"less than high_freq_factor = {scaling['high_freq_factor']}"
         )
     if rope_type == "yarn" and base <= 1:
@@ -101,7 +101,7 @@ def _refuse_unlike_numbers(scaling: Scaling, where: str) -> None:
         if value is None or (can_be_zero and value == 0) or (is_size if is_length else is_positive)(value):
             continue
         expected = "a whole number from 1 on" if is_length else "a number above 0"
-        raise KieloError(f"{where}rope_scaling.{key} = {short(value)} does not fit; expected {expected}")
+        raise KieloError(f"{where}rope_scaling.{key} = {short(value)} does not fit: expected {expected}")
 
 
 def _with_yarn_defaults(scaling: Scaling) -> Scaling:
