@@ -189,7 +189,7 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
 
 
 def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
-    """Return the plain files with a class of their own: transformers 5 else takes a Qwen 2 model's class."""
+    """Return the plain files with a class of their own, or transformers 5 takes a Qwen 2 model's class."""
     plain = plain_files(files, tokenizer)
     config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
     return plain | {CONFIG_FILE: json_bytes(config), CODE_FILE: CODE.encode()}

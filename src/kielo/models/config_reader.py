@@ -28,7 +28,7 @@ SWITCH = Kind(lambda value: isinstance(value, bool), "true or false")
 
 
 class ConfigReader:
-    """A reader of a config, which collects complaints and goes by defaults, and the keys that were read."""
+    """A reader of one config. It collects complaints, continues with defaults, and notes the keys read."""
 
     def __init__(self, config: Mapping[str, object]):
         self._config = config

@@ -24,7 +24,7 @@ _collectives = torch.ops._c10d_functional
 
 
 class TensorAxis(NamedTuple):
-    """The ranks that share a product, and the chunks of a rank's part of the sequence, if it has a part."""
+    """The ranks that share a product. along_sequence: each has a part of the sequence, in `chunks`."""
 
     group_name: str
     ranks: int
