@@ -188,6 +188,7 @@ class PreNormLayer(nn.Module):
     """A layer that norms the inputs of attention and MLP, and adds their outputs to its own input."""
 
     kind = "full_attention"
+    is_parallel = False  # the MLP reads the layer's input, without attention's output (GPT-NeoX)
 
     def __init__(self, make_norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
@@ -199,8 +200,9 @@ class PreNormLayer(nn.Module):
     ) -> Tensor:
         weights = None if noise is None else noise.weights
         attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask, weights)
-        x_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
-        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
+        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
+        return attended_bsd + drop(out_bsd, noise, MLP)
 
 
 @torch.no_grad()

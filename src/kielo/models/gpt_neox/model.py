@@ -6,11 +6,8 @@ Attention and MLP read the same input, or follow each other; RoPE rotates a part
 import math
 from functools import partial
 
-from torch import Tensor, nn
-
-from kielo.models.blocks.attention import Attention, Mask
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
+from kielo.models.blocks.attention import Attention
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
 from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -19,26 +16,14 @@ from kielo.models.gpt_neox.tables import rotary_size
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(nn.Module):
-    kind = "full_attention"
-
+class Layer(PreNormLayer):
     def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__()
-        self.is_parallel = config.use_parallel_residual
-        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = Attention(config)
-        self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(
-            config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
+        super().__init__(
+            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
+            Attention(config),
+            PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
         )
-
-    def forward(
-        self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
-    ) -> Tensor:
-        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
-        out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
-        return attended_bsd + drop(out_bsd, noise, MLP)
+        self.is_parallel = config.use_parallel_residual
 
 
 class GPTNeoX(Decoder):
