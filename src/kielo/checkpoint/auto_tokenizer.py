@@ -87,10 +87,7 @@ def is_installed() -> bool:
 def compare_folder(
     folder: Path, model_type: str | None, sample: Sequence[SampleDocument]
 ) -> tuple[str, list[str]]:
-    """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return a report, and warnings.
-
-    Raise KieloError for other ids of texts. Warn of other differences, which an export mends.
-    """
+    """Compare AutoTokenizer's ids with Kielo's. Return a report and warnings; KieloError for other texts."""
     if not is_installed():
         return NOT_COMPARED, []
     from transformers import __version__

@@ -71,10 +71,7 @@ class Checkpointer:
         )
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Allocate the host memory for saves of these tensors and plan them, not beside the training.
-
-        Raise KieloError on every rank if the ranks' parts do not make up a tensor.
-        """
+        """Allocate the host memory for saves of these tensors and plan them, so that no step waits for it."""
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
         self.planner.plan(tensors)
@@ -195,10 +192,7 @@ class Checkpointer:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
-        """Fill `tensors` in place from a checkpoint that any layout wrote; return its plain state.
-
-        Raise KieloError on every rank, before any tensor changes, for damage and for tensors that do not fit.
-        """
+        """Fill all `tensors` in place, or none (KieloError); return the checkpoint's plain state."""
         self._wait()
         path = Path(path)
         self._verification.require(path)

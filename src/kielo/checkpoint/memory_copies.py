@@ -97,9 +97,9 @@ def _read(piece: tuple[Path, int, int], values: torch.Tensor) -> None:
 
 
 class MemoryCopies:
-    """The copies of the run whose checkpoints are in `checkpoints`. All ranks call each method together.
+    """The copies of a run in its nodes' memory, of equally many ranks.
 
-    local_rank: of this rank on its node. Raise KieloError if nodes have different numbers of ranks.
+    All ranks call each method together.
     """
 
     def __init__(

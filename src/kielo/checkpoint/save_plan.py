@@ -59,10 +59,7 @@ class HeldChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """The plan of all ranks, on rank 0. num_files: number of ranks that write a file.
-
-    entries: tensor → its entry in the index, as JSON. aliases: a tied tensor's name → its stored name.
-    """
+    """The plan of all ranks, on rank 0: entries of the index as JSON, aliases of tied names, sizes."""
 
     entries: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)

@@ -24,10 +24,7 @@ _VERSIONS = 64
 
 
 def apply_compile(model: Decoder) -> None:
-    """Compile the forward of each of `model.layers`, for each shape by itself; no name changes.
-
-    Raise KieloError if a compiler or the headers of Python are missing.
-    """
+    """Compile the forward of each of `model.layers`. KieloError without a compiler or Python's headers."""
     missing = missing_compiler(_device())
     if missing is not None:
         raise KieloError(f"layout.compile: {missing}, or layout.compile = false")

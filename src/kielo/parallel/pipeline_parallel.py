@@ -165,7 +165,7 @@ def into_stages(
 
 @dataclass(frozen=True)
 class ExampleTensors:
-    """Example tensors of one micro-batch, on meta: of the first stage, between stages, of the last stage."""
+    """Example tensors of a micro-batch, on meta: of the first stage, between stages, of the last stage."""
 
     tokens_bs: Tensor
     hidden_bsd: Tensor

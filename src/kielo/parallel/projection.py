@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
-from kielo.models.blocks.joint_projection import JointProjection
+from kielo.models.blocks.mlp import JointProjection
 
 _collectives = torch.ops._c10d_functional
 

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from kielo.models.blocks import alibi, blocked_attention, flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.dropout import WeightNoise
-from kielo.models.blocks.joint_projection import JointProjection
+from kielo.models.blocks.mlp import JointProjection
 from kielo.models.blocks.rope import rotate
 from kielo.recipe.sections import CompleteModel
 

@@ -96,10 +96,7 @@ class NoiseMaker(nn.Module):
         self.heads = range(num_heads)
 
     def forward(self, keys_b2: Tensor | None, positions_s: Tensor | None, length: int) -> Noise | None:
-        """Return None without keys, as in evaluation. keys_b2: of each sequence, int32.
-
-        positions_s: of the sequence's columns, before hidden states are split; None for 0 … length - 1.
-        """
+        """Return None without keys, as in evaluation. positions_s: None for 0 … length - 1."""
         if keys_b2 is None or not (self.rate or self.weight_rate):
             return None
         if positions_s is None:

@@ -1,6 +1,6 @@
-"""The feed-forward part of a layer. Data in and out: [b, s, d]."""
+"""The feed-forward part of a layer, and linears that share their input. Data in and out: [b, s, d]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from kielo.models.blocks.joint_projection import JointProjection
 
 # Activations by Hugging Face's names (`hidden_act`), where "new", "fast" and "tanh" are one formula too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -20,6 +18,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_fast": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+class JointProjection(nn.Module):
+    """Several linears of one input, which stay modules of the block. `parallel` replaces this module."""
+
+    def forward(self, x_bsd: Tensor, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        return tuple(linear(x_bsd) for linear in linears)
 
 
 class NamedActivation(nn.Module):

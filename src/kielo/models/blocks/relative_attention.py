@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from kielo.models.blocks import blocked_attention, flex
 from kielo.models.blocks.dropout import WeightNoise
-from kielo.models.blocks.joint_projection import JointProjection
+from kielo.models.blocks.mlp import JointProjection
 from kielo.models.blocks.rope import refuse_longer
 
 

@@ -58,10 +58,7 @@ def _yarn_frequencies(base: float, exponents: Tensor, scaling: Scaling) -> Tenso
 
 
 class RotaryEmbedding(nn.Module):
-    """Tables of cosines and sines for every position up to `max_position_embeddings`; not saved.
-
-    The length is the config's, because a pipeline or context rank sees only a part of the sequence.
-    """
+    """Tables of cosines and sines of all the config's positions, as a rank's input is only a part of them."""
 
     cos: Tensor
     sin: Tensor

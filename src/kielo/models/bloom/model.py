@@ -1,7 +1,4 @@
-"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100) on one device; FinGPT and Poro-34B have its architecture.
-
-Positions count by distance alone (ALiBi), and the embeddings have a norm of their own.
-"""
+"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100) with ALiBi, on one device; also FinGPT and Poro-34B."""
 
 from functools import partial
 

@@ -1,7 +1,4 @@
-"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
-
-Attention and MLP read the same input, or follow each other; RoPE rotates a part of each head.
-"""
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373)."""
 
 import math
 from functools import partial
