@@ -1,6 +1,5 @@
 """Counts of parameters and FLOPs by family, for small models that are added up by hand; needs no torch."""
 
-from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -240,7 +239,4 @@ PARTS = {
 def test_a_layer_has_its_familys_parts(model_type: str) -> None:
     """An LTG-BERT of 14 buckets has 2 × 14 - 1 relative positions."""
     config = model(model_type, position_bucket_size=14)
-    found = module(model_type, "tables").layer_parts(config)
-    # The other fields are added up with the shapes, above.
-    numbers = {name: 0 for name in asdict(found) if name.endswith("_parameters")}
-    assert replace(found, has_output_bias=None, **numbers) == PARTS[model_type]
+    assert module(model_type, "tables").layer_parts(config) == PARTS[model_type]

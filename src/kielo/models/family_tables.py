@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
@@ -14,11 +14,7 @@ class LayerParts:
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: of whole hidden states. norms_inputs: attention and MLP
     read the output of a norm. relative_rows: number of relative positions that scores have terms for.
-    mlp_ratio: intermediate_size / hidden_size, if it is fixed. has_output_bias: of attention, None: as its
-    other biases.
-
-    Numbers of parameters: norm_parameters of all norms of a layer; input_parameters before the layers, which
-    multiply no token; output_parameters that multiply a token, besides layers and the head's matrix.
+    mlp_ratio: intermediate_size / hidden_size, if it is fixed. The model may be incomplete.
     """
 
     mlp_matrices: Literal[2, 3]
@@ -31,10 +27,19 @@ class LayerParts:
     has_mlp_norm: bool = False
     relative_rows: int = 0
     mlp_ratio: int | None = None
+
+
+class OtherParameters(NamedTuple):
+    """Numbers of parameters of a complete model besides the matrices of layers and vocabulary.
+
+    norms: of all norms of a layer. output: multiply a token after the layers. input: multiply no token.
+    has_output_bias: of attention, None: as its other biases.
+    """
+
+    norms: int
+    output: int
+    input: int = 0
     has_output_bias: bool | None = None
-    norm_parameters: int = 0
-    input_parameters: int = 0
-    output_parameters: int = 0
 
 
 # Families whose every n-th layer, from the first on, has no window by default.

@@ -1,7 +1,7 @@
 """The parameters of a model, from its `[model]` section: shapes, numbers, FLOPs, styles; torch-free."""
 
 from kielo.models.families import module
-from kielo.models.family_tables import LayerParts, layer_types
+from kielo.models.family_tables import LayerParts, OtherParameters, layer_types
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel
 
@@ -77,26 +77,26 @@ def _matrix(config: CompleteModel, last: str) -> tuple[int, int]:
 def parameters(config: CompleteModel) -> int:
     """Return the number of all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return input_embedding + _parts(config).input_parameters + parameters_without_embedding(config)
+    return input_embedding + _others(config).input + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: CompleteModel) -> int:
     """Return the number of parameters that multiply a token; the head counts, tied or not."""
     head = config.vocab_size * config.hidden_size
-    return config.num_hidden_layers * layer_parameters(config) + _parts(config).output_parameters + head
+    return config.num_hidden_layers * layer_parameters(config) + _others(config).output + head
 
 
 def layer_parameters(config: CompleteModel) -> int:
     """Return the number of parameters of a layer (of a ModernBERT a layer after the first)."""
-    parts, hidden = _parts(config), config.hidden_size
+    others, hidden = _others(config), config.hidden_size
     q_width = config.num_attention_heads * config.head_dim
     kv_width = config.num_key_value_heads * config.head_dim
-    has_output_bias = config.attention_bias if parts.has_output_bias is None else parts.has_output_bias
+    has_output_bias = config.attention_bias if others.has_output_bias is None else others.has_output_bias
     attention = 2 * hidden * (q_width + kv_width)
     attention += (q_width + 2 * kv_width) * config.attention_bias + hidden * has_output_bias
-    inside, matrices = config.intermediate_size, parts.mlp_matrices
+    inside, matrices = config.intermediate_size, _parts(config).mlp_matrices
     mlp = matrices * hidden * inside + ((matrices - 1) * inside + hidden) * config.mlp_bias
-    return attention + mlp + parts.norm_parameters
+    return attention + mlp + others.norms
 
 
 def token_flops(config: CompleteModel, sequence_length: int) -> int:
@@ -120,6 +120,10 @@ def token_flops(config: CompleteModel, sequence_length: int) -> int:
         else:
             attention += 6 * width * window * (2 * sequence_length - window) // sequence_length
     return 6 * parameters_without_embedding(config) + attention
+
+
+def _others(config: CompleteModel) -> OtherParameters:
+    return module(config.model_type, "tables").other_parameters(config)
 
 
 def _parts(config: CompleteModel) -> LayerParts:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces, of_layers
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces, of_layers
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
@@ -34,15 +34,12 @@ _MODULES = {
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=2,
-        is_rotary=False,
-        has_groups=False,
-        has_alibi=True,
-        mlp_ratio=4,
-        norm_parameters=4 * config.hidden_size,
-        output_parameters=4 * config.hidden_size,  # of the embedding's norm too
-    )
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    """Return the numbers; the embedding's norm counts among the output's."""
+    return OtherParameters(norms=4 * config.hidden_size, output=4 * config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -15,7 +15,14 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import NUMBER, SIZE
-from kielo.models.family_tables import HEAD_NORMS, OUTPUT_NORMS, PRE_NORM_PLAN, LayerParts, model_pieces
+from kielo.models.family_tables import (
+    HEAD_NORMS,
+    OUTPUT_NORMS,
+    PRE_NORM_PLAN,
+    LayerParts,
+    OtherParameters,
+    model_pieces,
+)
 from kielo.models.llama.tables import ATTENTION_MODULES, HEAD_NORM_MODULES, MLP_MODULES
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
@@ -35,13 +42,12 @@ def has_head_norms(config: CompleteModel) -> bool:
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=3,
-        norms=4,
-        has_head_norms=has_head_norms(config),
-        norm_parameters=4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config),
-        output_parameters=config.hidden_size,
-    )
+    return LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
+    return OtherParameters(norms, config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
-from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
@@ -31,14 +31,12 @@ _PLACES = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=2,
-        is_rotary=False,
-        has_groups=False,
-        norm_parameters=4 * config.hidden_size,
-        input_parameters=config.max_position_embeddings * config.hidden_size,
-        output_parameters=2 * config.hidden_size,
-    )
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    hidden = config.hidden_size
+    return OtherParameters(4 * hidden, 2 * hidden, config.max_position_embeddings * hidden)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -15,7 +15,7 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import NUMBER, SIZE, SWITCH
-from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
@@ -44,12 +44,11 @@ def rotary_size(config: CompleteModel) -> int:
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=2,
-        has_groups=False,
-        norm_parameters=4 * config.hidden_size,
-        output_parameters=2 * config.hidden_size,
-    )
+    return LayerParts(mlp_matrices=2, has_groups=False)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    return OtherParameters(norms=4 * config.hidden_size, output=2 * config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -16,7 +16,14 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader
-from kielo.models.family_tables import HEAD_NORMS, PRE_NORM_PLAN, LayerParts, layer_types, model_pieces
+from kielo.models.family_tables import (
+    HEAD_NORMS,
+    PRE_NORM_PLAN,
+    LayerParts,
+    OtherParameters,
+    layer_types,
+    model_pieces,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
@@ -47,13 +54,12 @@ def has_output_bias(config: CompleteModel) -> bool:
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=3,
-        has_head_norms=has_head_norms(config),
-        has_output_bias=has_output_bias(config),
-        norm_parameters=2 * config.hidden_size + 2 * config.head_dim * has_head_norms(config),
-        output_parameters=config.hidden_size,
-    )
+    return LayerParts(mlp_matrices=3, has_head_norms=has_head_norms(config))
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    norms = 2 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
+    return OtherParameters(norms, config.hidden_size, has_output_bias=has_output_bias(config))
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

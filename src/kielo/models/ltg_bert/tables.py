@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import MATRICES, LayerParts, model_pieces, of_layers
+from kielo.models.family_tables import MATRICES, LayerParts, OtherParameters, model_pieces, of_layers
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
@@ -68,7 +68,6 @@ def relative_rows(config: CompleteModel) -> int:
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    hidden = config.hidden_size
     return LayerParts(
         mlp_matrices=3,
         norms=3,
@@ -76,10 +75,14 @@ def layer_parts(config: CompleteModel) -> LayerParts:
         has_groups=False,
         has_mlp_norm=True,
         relative_rows=relative_rows(config),
-        norm_parameters=2 * hidden,  # the other norms have no weights
-        input_parameters=(relative_rows(config) + 2) * hidden,
-        output_parameters=hidden**2 + hidden + config.vocab_size,  # the head's transform and bias
     )
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    hidden = config.hidden_size
+    # One norm of a layer has weights. The head has a transform and a bias.
+    output = hidden**2 + hidden + config.vocab_size
+    return OtherParameters(2 * hidden, output, input=(relative_rows(config) + 2) * hidden)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

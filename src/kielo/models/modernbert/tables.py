@@ -19,7 +19,14 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import FULL_EVERY, PRE_NORM_PLAN, LayerParts, layer_types, model_pieces
+from kielo.models.family_tables import (
+    FULL_EVERY,
+    PRE_NORM_PLAN,
+    LayerParts,
+    OtherParameters,
+    layer_types,
+    model_pieces,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
@@ -58,16 +65,14 @@ _LAST_NAMES = {
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
+    return LayerParts(mlp_matrices=3, has_groups=False)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
     hidden = config.hidden_size
     # The last norm, and the head's transform and bias; the first layer has no norm before its attention.
-    transform = hidden**2 + hidden
-    return LayerParts(
-        mlp_matrices=3,
-        has_groups=False,
-        norm_parameters=2 * hidden,
-        input_parameters=hidden,
-        output_parameters=hidden + transform + config.vocab_size - hidden,
-    )
+    output = hidden + (hidden**2 + hidden + config.vocab_size) - hidden
+    return OtherParameters(norms=2 * hidden, output=output, input=hidden)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -16,7 +16,14 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import NUMBER, SIZE
-from kielo.models.family_tables import MATRICES, OUTPUT_NORMS, LayerParts, model_pieces, of_layers
+from kielo.models.family_tables import (
+    MATRICES,
+    OUTPUT_NORMS,
+    LayerParts,
+    OtherParameters,
+    model_pieces,
+    of_layers,
+)
 from kielo.models.llama.tables import ATTENTION_MODULES, HEAD_NORM_MODULES, MLP_MODULES
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
@@ -36,14 +43,12 @@ _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM"}
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
+    return LayerParts(mlp_matrices=3, has_head_norms=True, norms_inputs=False)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
     heads = config.num_attention_heads + config.num_key_value_heads
-    return LayerParts(
-        mlp_matrices=3,
-        has_head_norms=True,
-        norms_inputs=False,
-        norm_parameters=2 * config.hidden_size + heads * config.head_dim,
-        output_parameters=config.hidden_size,
-    )
+    return OtherParameters(2 * config.hidden_size + heads * config.head_dim, config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:

@@ -1,16 +1,16 @@
 """OPT as tables. Dropout is a part of training: a config's value is ignored, and exports say 0."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
-from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, model_pieces
+from kielo.models.family_tables import OtherParameters, model_pieces
 from kielo.models.gpt2 import tables as gpt2
+from kielo.models.gpt2.tables import TENSOR_PARALLEL_PLAN, layer_parts
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | {"position_table": "positions"}
+__all__ = ["TENSOR_PARALLEL_PLAN", "layer_parts"]  # as GPT-2 has them
 
 FIRST_POSITION = 2  # row of position 0 in the position embedding; no token uses the rows before
 EPSILON = 1e-5  # of every norm: transformers has no key for it
@@ -36,11 +36,10 @@ _LAYER_MODULES = {
 }
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    """Return a GPT-2's parts, and the rows of the position embedding that no token uses."""
-    parts = gpt2.layer_parts(config)
-    unused = FIRST_POSITION * config.hidden_size
-    return replace(parts, input_parameters=parts.input_parameters + unused)
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    """Return a GPT-2's numbers, and the rows of the position embedding that no token uses."""
+    norms, output, positions, _ = gpt2.other_parameters(config)
+    return OtherParameters(norms, output, positions + FIRST_POSITION * config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
