@@ -7,7 +7,7 @@ rehearse` can say what it should hold.
 from dataclasses import dataclass, field
 from typing import Any
 
-from kielo.models.families import module
+from kielo.models.parameter_shapes import layer_parameters, parameters, token_flops
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
@@ -137,15 +137,12 @@ def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
     if shape.layers is not None:
         return shape.layers
     whole = whole_model(name)
-    count = module(whole.model_type, "tables")
     tokens = shape.micro_batch_sequences * shape.sequence_length
     layout = recipe_of(name, 1, "bf16").layout
     kept, _ = layer_bytes(whole, layout, 2)
     parameter_bytes = _STATE_BYTES[moments] + _COPY_BYTES
-    each = parameter_bytes * count.layer_parameters(whole) + _HUNGRIEST * kept * tokens
-    ends = (
-        parameter_bytes * count.parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
-    )
+    each = parameter_bytes * layer_parameters(whole) + _HUNGRIEST * kept * tokens
+    ends = parameter_bytes * parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
     layers = int((_USABLE * free_bytes - ends) // each)
     if layers < 1:
         raise KieloError(f"{name}: not one layer fits {free_bytes / 1e9:.0f} GB. Fix: --shape tiny")
@@ -154,7 +151,7 @@ def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
 
 def state_bytes(model: Model, moments: str) -> int:
     """Returns bytes of one contender between two steps."""
-    return _STATE_BYTES[moments] * module(model.model_type, "tables").parameters(model)
+    return _STATE_BYTES[moments] * parameters(model)
 
 
 def whole_model(name: str) -> Model:
@@ -175,13 +172,12 @@ def flops_of(name: str, layers: int) -> dict[str, float]:
     """
     shape, whole = SHAPES[name], whole_model(name)
     model = with_layers(whole, layers)
-    count = module(model.model_type, "tables")
-    per_token = count.flops_per_token(model, shape.sequence_length)
+    per_token = token_flops(model, shape.sequence_length)
     head = 6 * model.vocab_size * model.hidden_size
     return {
-        "parameters": count.parameters(model),
+        "parameters": parameters(model),
         "flops_per_token": per_token,
         "head_share_of_flops": head / per_token,
-        "whole_model_parameters": count.parameters(whole),
-        "whole_model_flops_per_token": count.flops_per_token(whole, shape.sequence_length),
+        "whole_model_parameters": parameters(whole),
+        "whole_model_flops_per_token": token_flops(whole, shape.sequence_length),
     }

@@ -106,7 +106,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
     with pytest.raises(KieloError, match="model/n"):
         average(counts, tmp_path / "to")
     two = save(tmp_path / "run", 2, small(2.0))
-    with pytest.raises(KieloError, match="step_00000009.*give it another name"):
+    with pytest.raises(KieloError, match="step_00000009.*Fix: another name"):
         average([one, two], tmp_path / "run" / "step_00000009")
     assert not (tmp_path / "to").exists()
     average([one, two], tmp_path / "to")
@@ -158,22 +158,22 @@ def test_the_sum_is_wider_than_the_weights(tmp_path):
 def test_why_checkpoints_are_not_of_one_run(tmp_path):
     """Whole sentences; a table in the place of a value is another identity too."""
     one = save(tmp_path / "run", 1, small(1.0))
-    of_run = "only checkpoints of one run are averaged"
+    of_run = "Fix: checkpoints of one run"
     wider = {"model/b": torch.zeros(1), "model/a": torch.zeros(4, 3).bfloat16()}
     for other, told in (
         (
             save(
                 tmp_path / "a", 2, small(2.0), learning_rate={"first": 1.0}, model={"hidden_size": 16, "x": 2}
             ),
-            f"is of another run than {one} (the identity differs in learning_rate, model.x); {of_run}",
+            f"is of another run than {one} (the identity differs in learning_rate, model.x). {of_run}",
         ),
         (
             save(tmp_path / "b", 2, small(2.0), model=5),
-            f"is of another run than {one} (the identity differs in model); {of_run}",
+            f"is of another run than {one} (the identity differs in model). {of_run}",
         ),
         (
             save(tmp_path / "c", 2, wider),
-            f"other names, shapes, dtypes or ties than in {one}: model/a, model/b; {of_run}",
+            f"other names, shapes, dtypes or ties than in {one}: model/a, model/b. {of_run}",
         ),
     ):
         # they are compared in the order of their paths
@@ -183,7 +183,7 @@ def test_why_checkpoints_are_not_of_one_run(tmp_path):
             average([one, other], tmp_path / "to")
         assert str(caught.value) == expected
     alone = [save(tmp_path / "d", step, {"optimiser/a": torch.zeros(2)}) for step in (1, 2)]
-    with pytest.raises(KieloError, match=f"^{alone[0]}: holds no model tensors$"):
+    with pytest.raises(KieloError, match=f"^{alone[0]}: has no model tensors$"):
         average(alone, tmp_path / "to")
     with pytest.raises(KieloError, match="^an average needs at least two checkpoints$"):
         average([one], tmp_path / "to")

@@ -155,7 +155,7 @@ def test_a_copy_that_fails_on_one_node_is_told_and_the_one_before_stays(nodes, m
     nodes.write(2, 1, 120, all=float("inf"))
     ((step, message),) = nodes.alerts
     assert step == 120 and message.startswith(
-        "step 120 was not copied to the nodes' memory: model/a holds values"
+        "step 120 was not copied to the nodes' memory: model/a has values"
     )
     nodes.write(2, 1, 130)
     assert nodes.alerts[1:] == [
@@ -174,5 +174,5 @@ def test_nodes_of_different_sizes_are_refused(local_ranks, nodes) -> None:
 
     for error in nodes.run(len(local_ranks), action):
         assert str(error).startswith(
-            "checkpoint.memory_every_steps needs as many ranks on each node as on the"
+            "checkpoint.memory_every_steps needs the same number of ranks on each node"
         )

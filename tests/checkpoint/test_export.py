@@ -135,7 +135,7 @@ def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, toke
 
     assert "fp8" in refusal(dtype="fp8") and "fp32, bf16, fp16" in refusal(dtype="fp8")
     assert "training began from" in refusal(dtype="source")
-    assert "lm_head.weight holds a weight of magnitude 70,000, and fp16 ends" in refusal(dtype="fp16")
+    assert "lm_head.weight has a weight of magnitude 70,000, and fp16 ends" in refusal(dtype="fp16")
     assert "layers.2.attention_norm.weight" in refusal(layers=3)
     assert not list(tmp_path.glob("other*"))
     assert "exists already" in refusal(to=folder, dtype="fp32", is_replacing=False)

@@ -84,9 +84,9 @@ def test_why_a_weight_cannot_be_exported(tmp_path, monkeypatch) -> None:
 
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert told("broken", dtype) == (
-            f"{folder}: w holds 2 of 12 numbers that are NaN or infinite. Fix: an earlier "
+            f"{folder}: w has 2 of 12 numbers that are NaN or infinite. Fix: an earlier "
             "checkpoint (`kielo checkpoint list RUN`)"
         )
     assert told("large", torch.float16) == (
-        "w holds a weight of magnitude 80,000, and fp16 ends at 65,504. Fix: --dtype fp32 or bf16"
+        "w has a weight of magnitude 80,000, and fp16 ends at 65,504. Fix: --dtype fp32 or bf16"
     )

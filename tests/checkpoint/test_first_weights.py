@@ -62,15 +62,14 @@ def test_rows_of_a_run_with_and_without_a_transplant(calls, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (None, "{folder}: has no row_map.json, which model.transplant needs; {again}"),
+        (None, "{folder}: has no row_map.json, which model.transplant needs. {again}"),
         (
             row_map(method="focus"),
-            "{folder}/row_map.json: is of model.transplant = 'focus', and the recipe has 'mean'; "
-            "{again} anew",
+            "{folder}/row_map.json: is of model.transplant = 'focus', and the recipe has 'mean'. {again}",
         ),
         (
             row_map("other"),
-            "{folder}/row_map.json: is of another old tokenizer than that in weights/w; {again} anew",
+            "{folder}/row_map.json: is of another old tokenizer than the tokenizer in weights/w. {again}",
         ),
     ],
 )
@@ -79,7 +78,7 @@ def test_row_maps_of_something_else(made, told, calls, tmp_path) -> None:
         write_json(tmp_path, made)
     with pytest.raises(KieloError) as caught:
         load_first_weights({}, *of_run(tmp_path, "mean"))
-    again = "`kielo run RECIPE --to pack` makes it"
+    again = "Fix: `kielo run RECIPE --to pack`"
     assert str(caught.value) == told.format(folder=tmp_path, again=again) and calls == []
 
 
@@ -87,6 +86,6 @@ def test_a_row_map_of_another_size(calls, tmp_path) -> None:
     write_json(tmp_path, row_map())
     for size in (2, 4_000):
         with pytest.raises(
-            KieloError, match=rf"row_map\.json: has 3 rows for a vocabulary of {size:,}; `kielo run"
+            KieloError, match=rf"row_map\.json: has 3 rows for a vocabulary of {size:,}\. Fix: `kielo run"
         ):
             load_first_weights({}, *of_run(tmp_path, "mean", size))

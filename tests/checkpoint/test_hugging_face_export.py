@@ -72,7 +72,7 @@ def test_shards_end_before_the_tensor_that_overfills_them(tmp_path, checkpoint, 
     assert number == len(order)
     for limit in (0, -1):
         with pytest.raises(
-            KieloError, match=rf"^export: no tensor fits a shard of {limit} bytes; 5,000,000,000 is"
+            KieloError, match=rf"^export: no tensor fits a shard of {limit} bytes\. Fix: 5,000,000,000 bytes"
         ):
             export(checkpoint, tmp_path / "none", config(), None, ExportOptions(max_shard_bytes=limit))
     assert ExportOptions().max_shard_bytes == 5_000_000_000 and ExportOptions().is_replacing
@@ -92,7 +92,7 @@ def test_dtypes_of_the_source(tmp_path) -> None:
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     with pytest.raises(
-        KieloError, match=r"^export: dtype 'int8' is not known; choose one of source, fp32, bf16, fp16$"
+        KieloError, match=r"^export: dtype 'int8' is not known\. Fix: one of source, fp32, bf16, fp16$"
     ):
         export(path, tmp_path / "other", config(), None, ExportOptions(dtype="int8"))
 
@@ -104,7 +104,7 @@ def test_an_empty_folder_is_no_other_export(tmp_path, checkpoint) -> None:
     assert (folder / "model.safetensors").is_file()
     again = ExportOptions(dtype="bf16", is_replacing=False)
     with pytest.raises(
-        KieloError, match="hf: exists already and is not this export; name a new folder, nothing"
+        KieloError, match="hf: exists already and is not this export. Nothing was written. Fix: name a new"
     ):
         export(checkpoint, tmp_path / "hf", config(), None, again)
     with pytest.raises(KieloError, match="tokenizer: no tokenizer.json there to export with the model"):

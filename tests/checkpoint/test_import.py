@@ -258,7 +258,10 @@ def set_offsets(name: str, begin: int, end: int) -> Callable[[dict], None]:
         (lambda c: with_header(c, lambda header: header["b"].update(shape=[3, -2])), "damaged: b"),
         (lambda c: with_header(c, lambda header: header["b"].update(dtype="F99")), "b is stored as F99"),
         (lambda c: with_header(c, set_offsets("b", 0, 24)), "damaged: b overlaps a"),
-        (lambda c: with_header(c, set_offsets("b", 16, 36)), "b has 20 bytes, not those of F32 [2, 3]"),
+        (
+            lambda c: with_header(c, set_offsets("b", 16, 36)),
+            "b has 20 bytes, which is not the size of F32 [2, 3]",
+        ),
         (
             lambda c: with_header(c, set_offsets("b", 10**9, 10**9 + 24)),
             "cut short or damaged: b ends at byte",
@@ -289,7 +292,7 @@ def test_a_pickle_is_never_run(tmp_path):
     """A .bin with code in it, zipped or not, and one cut short: refused by name, and the code has not run."""
     path, mark = tmp_path / "pytorch_model.bin", tmp_path / "mark"
     torch.save({"a": torch.ones(2), "b": Evil(mark)}, path)
-    with pytest.raises(KieloError, match=r"pytorch_model\.bin: refused: it holds more than tensors"):
+    with pytest.raises(KieloError, match=r"pytorch_model\.bin: refused: it contains more than tensors"):
         read_table(path)
     path.write_bytes(pickle.dumps({"b": Evil(mark)}))
     with pytest.raises(KieloError, match=r"pytorch_model\.bin: not a zip.*save_pretrained"):
@@ -325,7 +328,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     columns = (slice(0, 40), slice(500, 700))
     target = torch.empty(40, 200, dtype=torch.float64)
     with TensorFile(tmp_path / "x.safetensors") as file:
-        file.read_into(target, "m", columns)
+        file.read([Wanted(file.tensors["m"], columns, target)])
     assert torch.equal(target, matrix[columns].double())
     assert sum(got for _, got in calls) == 40 * 200 * 4
 
@@ -345,7 +348,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "preadv", stingy)
     target.fill_(0)
     with TensorFile(tmp_path / "x.safetensors") as file:
-        file.read_into(target, "m", columns)
+        file.read([Wanted(file.tensors["m"], columns, target)])
     assert torch.equal(target, matrix[columns].double())
 
     monkeypatch.setattr(os, "preadv", preadv)
@@ -353,7 +356,8 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
     evens = torch.empty(40, 15_000)
     save_file({"e": matrix.view(40, 15_000, 2)}, tmp_path / "y.safetensors")
     with TensorFile(tmp_path / "y.safetensors") as file:
-        file.read_into(evens[:, :, None], "e", (slice(0, 40), slice(0, 15_000), slice(1, 2)))
+        box = (slice(0, 40), slice(0, 15_000), slice(1, 2))
+        file.read([Wanted(file.tensors["e"], box, evens[:, :, None])])
     assert torch.equal(evens, matrix[:, 1::2]) and len(calls) < 40 * 15_000 // 500
 
 

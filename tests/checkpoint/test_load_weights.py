@@ -70,7 +70,7 @@ def test_a_tied_parameter_needs_no_tensor(tmp_path) -> None:
         load_weights(made, tmp_path, PIECES | {"tied": Piece("head", transposed=True)})
 
 
-SECTION = "; is the [model] section that of this folder's config.json?"
+SECTION = ". Fix: the [model] section of this folder's config.json"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_numbers_that_are_not_finite(tmp_path, monkeypatch) -> None:
     broken[0, 1] = broken[2, 2] = float("nan")
     broken[3, 0] = -float("inf")
     large[4, 1] = 1e39
-    would = "Fix: the file as it was published, fetched again, or weights from before they broke"
+    would = "Fix: fetch the published file again, or take older weights"
     for changed, told in (
-        ({"base_a": broken}, "base.a holds 3 of 12 numbers that are NaN, infinite or beyond fp32."),
-        ({"ab": large}, "ab holds 1 of 10 numbers that are NaN, infinite or beyond fp32."),
+        ({"base_a": broken}, "base.a has 3 of 12 numbers that are NaN, infinite or beyond fp32."),
+        ({"ab": large}, "ab has 1 of 10 numbers that are NaN, infinite or beyond fp32."),
         ({"ab": large, "base_a": broken},
-         "ab holds 1 of 10 numbers that are NaN, infinite or beyond fp32; so do 1 more, such as base.a."),
+         "ab has 1 of 10 numbers that are NaN, infinite or beyond fp32 (also 1 more, such as base.a)."),
     ):  # fmt: skip
         with pytest.raises(KieloError) as caught:
             load_weights(parameters(), written(tmp_path, **changed), PIECES)
@@ -130,13 +130,12 @@ def test_tables_of_several_files(tmp_path) -> None:
         "a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors",
     }  # fmt: skip
     index.write_text('{"weight_map": {"a": "one.safetensors", "x": "one.safetensors"}}')
-    with pytest.raises(
-        KieloError, match=r"one\.safetensors: the index says that it holds x, but it does not$"
-    ):
+    with pytest.raises(KieloError, match=r"one\.safetensors: lacks x, which the index says are in it$"):
         read_tables(tmp_path)
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}')
     save_file({"b": torch.zeros(1), "a": torch.zeros(2)}, tmp_path / "two.safetensors")
     with pytest.raises(
-        KieloError, match=r"two\.safetensors: holds a, and so does one\.safetensors; it is not known"
+        KieloError,
+        match=r"two\.safetensors: a is in this file and in one\.safetensors\. Fix: remove the wrong",
     ):
         read_tables(tmp_path)

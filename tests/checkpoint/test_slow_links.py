@@ -35,7 +35,7 @@ def test_a_link_over_which_all_ranks_of_a_node_are_slow() -> None:
     told = [links.look(arrivals(slow)) for _ in range(2 * COPIES)]
     assert [message is not None for message in told] == [False, False, True, False, False, False]
     assert "from nid1 to nid2 is slow" in told[2] and "336 MB/s, over the median link at 839" in told[2]
-    assert "may lose 60% of their speed" in told[2]  # 1 - 0.02 / 0.05
+    assert "can lose 60% of their speed" in told[2]  # 1 - 0.02 / 0.05
     assert links.look(arrivals(usual)) is None
     assert [links.look(arrivals(slow)) is not None for _ in range(COPIES)] == [False, False, True]
 
@@ -62,9 +62,9 @@ def test_the_message_about_a_link() -> None:
             links.look([Arrival(8_388_608, of_rank) for of_rank in (0.02, 0.09, 0.02, 0.02, 0.06, 0.05)])
         )
     assert told == [None, None, (
-        "the link from nid1 to nid2 is slow: a rank's bytes come at 168 MB/s, over the median link at "
-        "419 MB/s; collectives between nodes wait for it, and may lose 60% of their speed. What helps: leave "
-        "one of these nodes out"
+        "the link from nid1 to nid2 is slow: a rank's bytes arrive at 168 MB/s, over the median link "
+        "at 419 MB/s. Collectives between nodes wait for it, and can lose 60% of their speed. Fix: leave one "
+        "of these nodes out"
     )]  # fmt: skip
 
 

@@ -179,5 +179,5 @@ def test_checkpoints_of_earlier_versions(is_there, tmp_path, caplog) -> None:
         assert generation_of(folder) == generation_of(source) and not caplog.records
     else:
         assert generation_of(folder).eos_token_id == [1, 0]
-        said = f"hf:{weights} is no longer there"
+        said = f"hf:{weights} no longer exists"
         assert said in caplog.text and "Fix: bring the folder back" in caplog.text

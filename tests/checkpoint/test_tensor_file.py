@@ -43,7 +43,7 @@ def box(*bounds: tuple[int, int]) -> tuple[slice, ...]:
 def read(path: Path, stored: StoredTensor, part: tuple[slice, ...], buffer_bytes: int = 4096) -> torch.Tensor:
     target = torch.full([one.stop - one.start for one in part], -1.0, dtype=torch.float64)
     with TensorFile(path, {"t": stored}, ReadBuffers(buffer_bytes)) as file:
-        file.read_into(target, "t", part)
+        file.read([Wanted(file.tensors["t"], part, target)])
     return target
 
 

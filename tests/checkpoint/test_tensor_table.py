@@ -54,7 +54,7 @@ def test_a_header_by_hand(tmp_path) -> None:
     [
         (entry(7, 15, [2]), "damaged: b overlaps a"),
         (entry(0, 8, [2]), "damaged: b overlaps a"),
-        (entry(8, 15, [2]), r"damaged: b has 7 bytes, not those of F32 \[2\]"),
+        (entry(8, 15, [2]), r"damaged: b has 7 bytes, which is not the size of F32 \[2\]"),
         (entry(8, 16, [-2]), r"damaged: b is at 8 to 16 with the shape \[-2\]"),
         (entry(-8, 0, [2]), r"damaged: b is at -8 to 0 with the shape \[2\]"),
         (entry(8, 16.0, [2]), r"damaged: b is at 8 to 16\.0 with the shape \[2\]"),
@@ -123,9 +123,9 @@ def test_the_places_of_pickled_tensors(tmp_path) -> None:
     [
         (
             [torch.ones(2)],
-            "holds a list and not tensors by name; transformers' save_pretrained writes it again",
+            "contains a list and not tensors by name. Fix: write it again as safetensors",
         ),
-        ({3: torch.ones(2)}, "holds something under 3, which is no name of a tensor"),
+        ({3: torch.ones(2)}, "contains something under 3, which is no name of a tensor"),
         (
             {"c": torch.ones(2, dtype=torch.complex64)},
             r"c is a torch\.complex64 in torch\.strided; known: tensors of",
@@ -153,6 +153,6 @@ def test_a_compressed_zip_is_refused(tmp_path) -> None:
             kind = zipfile.ZIP_DEFLATED if is_packed else zipfile.ZIP_STORED
             packed.writestr(member.filename, plain.read(member), compress_type=kind)
     with pytest.raises(
-        KieloError, match=r"b\.bin: compressed, which is not read; transformers' save_pretrained"
+        KieloError, match=r"b\.bin: compressed, which Kielo does not read. Fix: write it again"
     ):
         read_table(tmp_path / "b.bin")

@@ -89,7 +89,7 @@ def test_training_does_not_begin_anew_over_damaged_checkpoints(trained, here, da
     for _ in range(2):
         message = refused(
             here(trained, *TRAIN),
-            "training does not start again over them",
+            "training does not start over them",
             "step_00000015",
             "step_00000020",
             name,
@@ -494,7 +494,7 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
 def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_update, step: int, value: float):
     """A save inside the run reports it and the run ends by its next steps; at the last save the run fails."""
     spoilt_update(step, value)
-    told = "not finite 3 steps in a row" if step == 10 else "holds values that are not finite"
+    told = "not finite 3 steps in a row" if step == 10 else "has values that are not finite"
     message = refused(here(packed, *TRAIN), told)
     alerts = (packed / "run" / "train" / "alerts.jsonl").read_text()
     assert f"step_{step:08d} was not saved" in alerts and "model/" in alerts

@@ -323,7 +323,7 @@ def test_export_into_an_empty_folder(trained, here, is_link):
 # Behind a folder that is not there, `..` leads nowhere until Kielo makes the folder. Words → where they lead.
 AROUND = {
     "export": (("export", "run", "--to", "{to}"), "which Kielo's export stage did not write"),
-    "average": (("checkpoint", "average", "{steps}", "--to", "{to}"), "exists already; name a new folder"),
+    "average": (("checkpoint", "average", "{steps}", "--to", "{to}"), "Fix: name a new folder"),
     "run": (("run", "tiny.toml", "--set", "folder={to}", "--to", "corpus"), "corpus"),
     "site": (("site", "karolina", "--to", "{to}"), "site.sh"),
 }
@@ -366,7 +366,7 @@ def test_average_to_a_place_that_is_taken(trained, here, kind):
     steps = sorted((trained / "run" / "train" / "checkpoints").glob("step_*"))
     refused(
         here(trained, "checkpoint", "average", *steps, "--to", "mean"),
-        "exists already; name a new folder",
+        "Fix: name a new folder",
         "mean",
     )
     assert belongings(trained) == before

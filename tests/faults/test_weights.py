@@ -125,7 +125,7 @@ def write_index(folder: Path, content: Any, name: str = "model.safetensors.index
 
 # config.json
 
-NO_MODEL = "and not the keys and values of a model"
+NO_MODEL = "not the keys and values of a model"
 WHOLE_FILES = {
     "a list": "[1, 2]",
     "a number": "3",
@@ -152,11 +152,11 @@ def test_a_config_that_is_no_config(place: Path, here: Here, case: str) -> None:
     assert belongings(place) == before
 
 
-NO_FIT, NO_MULTIPLE = "does not fit; expected", "is no multiple of model.num_key_value_heads"
+NO_FIT, NO_MULTIPLE = "does not fit: expected", "is no multiple of model.num_key_value_heads"
 # keys whose values are of the right kind, and not known here
-ASKS = "asks for what Kielo does not do"
+ASKS = "not supported"
 NOT_DONE = {
-    "model_type": "is not a family here; known", "hidden_act": ASKS, "architectures": ASKS,
+    "model_type": "is not known. Fix: one of", "hidden_act": ASKS, "architectures": ASKS,
     "quantization_config": ASKS,
 }  # fmt: skip
 BAD_VALUES: list[tuple[str, Any]] = [
@@ -263,7 +263,7 @@ BAD_ROPES: list[tuple[str, Any, str]] = [
     ("rope_type", {"rope_type": ["linear"], "factor": 2.0}, "is not supported; known"),
     ("rope_type", {"type": 3}, "is not supported; known"),
     ("rope_theta", {"rope_type": "default", "rope_theta": "x"}, NO_FIT),
-    ("rope_theta", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "yarn needs one above 1"),
+    ("rope_theta", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "yarn needs a number above 1"),
 ]
 
 
@@ -283,7 +283,7 @@ def test_rope_settings_that_are_no_table(place: Path, here: Here, rope: Any) -> 
     change_config(place / "weights", {"rope_scaling": rope})
     refused(
         here(place, "verify", "round-trip", "hf:weights"),
-        "does not fit; expected a table of rope_type and numbers",
+        "does not fit: expected a table of rope_type and numbers",
         "weights/config.json",
         "rope_scaling",
     )
@@ -370,8 +370,8 @@ BAD_INDEXES: dict[str, Callable[[dict[str, str]], Any]] = {
 
 # Of all other cases the index is none, or a file's name.
 OF_INDEXES = {
-    "a file that is not there": "names files that do not exist",
-    "a tensor that its file lacks": "the index says that it holds model.layers.9.x, but it does not",
+    "a file that is not there": "names files that are not there",
+    "a tensor that its file lacks": "lacks model.layers.9.x, which the index says are in it",
     "a tensor twice": f"damaged: it names {NORM} twice",
 }
 
@@ -401,7 +401,7 @@ def test_two_files_with_one_tensor(place: Path, here: Here) -> None:
     save_file(load_file(other) | {NORM: torch.ones(16)}, other)
     refused(
         here(place, "verify", "round-trip", "hf:weights"),
-        "it is not known which one is right",
+        "Fix: remove the wrong file",
         NORM,
         "model-0.safetensors",
         "model-1.safetensors",
@@ -558,9 +558,9 @@ BAD_PICKLES: dict[str, Callable[[Path], None]] = {
 
 # All others are no zip.
 OF_PICKLES = {
-    "a trap": "it holds more than tensors",
-    "a trap beside tensors": "it holds more than tensors",
-    "a list": "holds a list and not tensors by name",
+    "a trap": "it contains more than tensors",
+    "a trap beside tensors": "it contains more than tensors",
+    "a list": "contains a list and not tensors by name",
     "a tensor alone": "and not tensors by name",
     "nested": "model is a dict; known",
     "numbers": "is a float; known",
@@ -651,7 +651,7 @@ def test_all_ranks_refuse_what_one_has_seen(tmp_path: Path) -> None:
     tensors["lm_head.weight"][-1, -1] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors")
     first, second = run_ranks(load_on_rank, 2, tmp_path)
-    assert first == second and "lm_head.weight holds 1 of" in first
+    assert first == second and "lm_head.weight has 1 of" in first
 
 
 def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) -> None:
@@ -709,7 +709,7 @@ def test_a_weight_beyond_the_dtype_does_not_go_out(
     """The tensor, its largest number and the dtypes that can hold it."""
     checkpoint = poisoned(trained / "run", trained / "poisoned", "norm.weight", value)
     asked = ("export", checkpoint, "--to", "out", "--tokenizer", "run/tokenizer", "--dtype")
-    message = refused(here(trained, *asked, dtype), "holds a weight of magnitude", NORM, works)
+    message = refused(here(trained, *asked, dtype), "has a weight of magnitude", NORM, works)
     assert f"{torch.tensor(value).item():,.0f}" in message and not list(trained.glob("out*"))
     went_well(here(trained, *asked, "fp32"))
 
@@ -967,7 +967,7 @@ def test_as_a_person_types_it(place: Path) -> None:
     change_config(place / "weights", {"num_attention_heads": 0})
     refused(
         kielo(place, "verify", "round-trip", "hf:weights"),
-        "does not fit; expected a whole number from 1",
+        "does not fit: expected a whole number from 1",
         "weights/config.json",
         "num_attention_heads",
     )

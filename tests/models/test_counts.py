@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 
-from kielo.models.decoder_count import LayerParts
 from kielo.models.families import check, complete, module
-from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.family_tables import LayerParts
+from kielo.models.parameter_shapes import (
+    parameter_shapes,
+    parameters,
+    parameters_without_embedding,
+    token_flops,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
@@ -32,7 +37,6 @@ def test_parameters_are_those_of_the_shapes(model_type, bias, tied):
     """With every bias that the family may have and without, tied and not; the head multiplies in any case,
     and what is looked up does not.
     """
-    count = module(model_type, "tables")
     config = model(model_type)
     for change in ({"attention_bias": bias}, {"mlp_bias": bias}, {"tie_word_embeddings": tied}):
         changed = config.model_copy(update=change)
@@ -42,13 +46,13 @@ def test_parameters_are_those_of_the_shapes(model_type, bias, tied):
         except KieloError:  # the family has no choice
             continue
     shapes = {name: prod(shape) for name, shape in parameter_shapes(config).items()}
-    assert count.parameters(config) == sum(shapes.values())
+    assert parameters(config) == sum(shapes.values())
     looked_up = ("position_table.", "relative_table.", "relative_norm.", "embed_norm.")
     if model_type in ("ltg_bert", "gpt2", "opt", "modernbert"):
         shapes = {name: size for name, size in shapes.items() if not name.startswith(looked_up)}
     if not config.tie_word_embeddings:
         del shapes["embed.weight"]
-    assert count.parameters_without_embedding(config) == sum(shapes.values())
+    assert parameters_without_embedding(config) == sum(shapes.values())
 
 
 FULL = ("full_attention",)
@@ -82,16 +86,16 @@ LLAMA = 3 * (192 + 480 + 16) + 8 + 800
 )  # fmt: skip
 def test_flops_of_a_token_are_added_up_by_hand(model_type, changes, length, flops):
     """Six for each parameter that it is multiplied with, and those of attention by what a query sees."""
-    assert module(model_type, "tables").flops_per_token(model(model_type, **changes), length) == flops
+    assert token_flops(model(model_type, **changes), length) == flops
 
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if not FAMILIES[name].is_encoder])
 def test_every_decoder_counts_attention_alike(model_type):
     """Also the families that count no weights alike."""
-    count, config = module(model_type, "tables"), model(model_type)
+    config = model(model_type)
     config = config.model_copy(update={"sliding_window": None, "layer_types": None})
-    expected = 6 * count.parameters_without_embedding(config) + 3 * 6 * 8 * 16
-    assert count.flops_per_token(config, 16) == expected
+    expected = 6 * parameters_without_embedding(config) + 3 * 6 * 8 * 16
+    assert token_flops(config, 16) == expected
 
 
 OF_WINDOWS = "it is of mistral, qwen2, qwen3, olmo3, gemma2, gemma3_text, modernbert. Fix: leave the key out"

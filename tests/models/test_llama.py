@@ -6,9 +6,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.families import complete, hf_config, read_hf_config
-from kielo.models.llama import tables
 from kielo.models.llama.model import Llama
 from kielo.models.llama.tables import to_hugging_face
+from kielo.models.parameter_shapes import parameters, parameters_without_embedding
 from kielo.recipe.sections import Model
 
 LLAMA3_ROPE = {
@@ -130,10 +130,10 @@ def test_count_is_the_models(config: Model) -> None:
         model = Llama(config)
     names = to_hugging_face(config)
     sizes = {name: parameter[: names[name].rows].numel() for name, parameter in model.named_parameters()}
-    assert tables.parameters(config) == sum(sizes.values())
+    assert parameters(config) == sum(sizes.values())
     multiplied = sum(size for name, size in sizes.items() if name != "embed.weight")
     tied_head = config.vocab_size * config.hidden_size * bool(config.tie_word_embeddings)
-    assert tables.parameters_without_embedding(config) == multiplied + tied_head
+    assert parameters_without_embedding(config) == multiplied + tied_head
 
 
 def test_round_trip_of_config(tmp_path) -> None:

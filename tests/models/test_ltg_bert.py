@@ -15,7 +15,7 @@ from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.blocks.relative_attention import RelativeMaskMaker, row_of_distance
 from kielo.models.ltg_bert import tables
-from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.parameter_shapes import parameter_shapes, parameters, token_flops
 from kielo.models.piece import by_stored_name
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -146,7 +146,7 @@ def test_the_table_of_rows_has_all_of_them() -> None:
 def test_published_sizes(tmp_path) -> None:
     """HPLT's base model, counted and built; NorBERT 3 of the same network, as its sizes are rounded."""
     base = read(tmp_path, HPLT_BASE)
-    assert tables.parameters(base) == 124_984_832
+    assert parameters(base) == 124_984_832
     with torch.device("meta"):
         built = families.build_model(base)
     assert sum(parameter.numel() for parameter in built.parameters()) == 124_984_832
@@ -158,7 +158,7 @@ def test_published_sizes(tmp_path) -> None:
             "architectures": ["NorbertForMaskedLM"], "vocab_size": 50_000, "hidden_size": hidden,
             "num_attention_heads": heads, "num_hidden_layers": layers, "intermediate_size": inside,
         }  # fmt: skip
-        assert round(tables.parameters(read(tmp_path, config)) / 1e6) == pytest.approx(millions, abs=1)
+        assert round(parameters(read(tmp_path, config)) / 1e6) == pytest.approx(millions, abs=1)
 
 
 def test_a_token_is_charged_for_all_keys_of_the_sequence(tmp_path) -> None:
@@ -167,7 +167,7 @@ def test_a_token_is_charged_for_all_keys_of_the_sequence(tmp_path) -> None:
     rows = (32_768 + 63) * 768 + 2 * 768
     head = 32_768 * 768  # tied, and multiplied all the same
     expected = 6 * (124_984_832 - rows + head) + 12 * 12 * 768 * (512 + 63)
-    assert tables.flops_per_token(base, 512) == expected
+    assert token_flops(base, 512) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from kielo.checkpoint.hugging_face_export import export
 from kielo.dataset.batches import causal_documents
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.modernbert import tables
-from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.parameter_shapes import parameter_shapes, parameters, token_flops
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
@@ -52,7 +51,7 @@ def test_published_sizes_are_transformers_own(tmp_path, change: dict) -> None:
     with torch.device("meta"):
         theirs = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(tmp_path))
     expected = sum(parameter.numel() for parameter in theirs.parameters())
-    assert tables.parameters(config) == expected == (395_881_664 if change else 149_655_232)
+    assert parameters(config) == expected == (395_881_664 if change else 149_655_232)
     shapes = parameter_shapes(config)
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == expected
     assert (config.sliding_window, config.rope_theta, config.rope_local_base_freq) == (65, 160_000, 10_000)
@@ -69,8 +68,8 @@ def test_flops_count_the_pairs_that_see_each_other(tmp_path, sliding_window: int
     near = sum(abs(a - b) < sliding_window for a in range(length) for b in range(length))
     full = config.layer_types.count("full_attention")
     pairs = full * length**2 + (22 - full) * near
-    multiplied = tables.parameters(config) - 768  # the norm of the embedding
-    found = tables.flops_per_token(config, length) - 6 * multiplied
+    multiplied = parameters(config) - 768  # the norm of the embedding
+    found = token_flops(config, length) - 6 * multiplied
     assert abs(found - 12 * 768 * pairs / length) <= 22  # each layer's are rounded down
 
 

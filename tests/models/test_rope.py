@@ -75,6 +75,6 @@ def test_a_length_is_the_first_positions_and_no_more_than_there_are() -> None:
     with pytest.raises(KieloError) as caught:
         rope(10)
     assert str(caught.value) == (
-        "a sequence of 10 tokens is longer than model.max_position_embeddings = 9: shorten it or raise that "
-        "key"
+        "a sequence of 10 tokens is longer than model.max_position_embeddings = 9. Fix: a shorter sequence, "
+        "or a larger model.max_position_embeddings"
     )

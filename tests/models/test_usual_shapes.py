@@ -285,6 +285,6 @@ def test_no_size_farther_than_a_twentieth_is_taken(share: float, monkeypatch: py
         proportions.with_shape(asked)
     size = f"{100 * share:.0f}M"
     assert str(caught.value) == (
-        f"model.params = 100M: no gpt2 of this size has a vocabulary of 7,000 tokens; the nearest has {size};"
+        f"model.params = 100M: no gpt2 of this size has a vocabulary of 7,000 tokens; the nearest has {size}."
         f" Fix: model.params = {size}, or a smaller tokenizer.vocab_size"
     )

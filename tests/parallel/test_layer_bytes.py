@@ -7,8 +7,7 @@ import torch
 from layer_bytes import RESULTS, compiled_bytes, formula_bytes, kept_bytes, model_of, table
 
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.projection import split_rows
-from kielo.parallel.tensor_collectives import TensorAxis
+from kielo.parallel.projection import TensorAxis, split_rows
 from kielo.recipe.sections import Layout
 from kielo.resolve.activation_bytes import layer_bytes
 from kielo.resolve.software import BACKEND_VARIABLE

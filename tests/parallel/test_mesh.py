@@ -96,9 +96,9 @@ def test_sums_ask_each_axis_that_has_several_ranks_from_the_last_on(monkeypatch:
     [
         (
             {"shard": 3},
-            r"shard 3 × context 1 × tensor 1 × expert 1\) needs 3 ranks but 4 are running; layout.sh",
+            r"shard 3 × context 1 × tensor 1 × expert 1\) needs 3 ranks, but 4 are running. Fix: layout.sh",
         ),
-        ({"shard": 4, "tensor": 2}, "needs 8 ranks but 4 are running"),
+        ({"shard": 4, "tensor": 2}, "needs 8 ranks, but 4 are running"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_world_is_refused(sizes: dict[str, int], reason: str) -> None:

@@ -13,8 +13,8 @@ from kielo.parallel import gradient_clipping, replicas, tensor_parallel
 from kielo.parallel.gradient_clipping import sum_over_parts
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
+from kielo.parallel.projection import TensorAxis
 from kielo.parallel.replicas import Difference, Holders, Replicas, axes_with_replicas, replicated_axes
-from kielo.parallel.tensor_collectives import TensorAxis
 from kielo.ranks import objects
 from kielo.recipe.sections import Layout
 from kielo.verify.torch_fakes import fake_world

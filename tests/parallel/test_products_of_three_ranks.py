@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kielo.parallel.projection import AccumulatingProjection, RowSplitLinear
-from kielo.parallel.tensor_collectives import (
+from kielo.parallel.projection import (
+    AccumulatingProjection,
+    RowSplitLinear,
     TensorAxis,
     gather,
     gather_and_multiply,

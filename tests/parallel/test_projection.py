@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.models.blocks.joint_projection import JointProjection
-from kielo.models.blocks.mlp import PlainMLP
+from kielo.models.blocks.mlp import JointProjection, PlainMLP
 from kielo.models.llama.model import Llama
 from kielo.parallel.projection import AccumulatingProjection, apply_projection
 from kielo.parallel.recompute import apply_recompute

@@ -1,12 +1,14 @@
 """The embedding over the tensor axis: one process's hidden states, and the gradient of a rank's own rows."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.tensor_parallel import SplitEmbedding
+from kielo.parallel.tensor_parallel import OwnStyle, split_embedding
 from kielo.ranks.world import start_world
 from tests.parallel.test_layouts import layout
 from tests.started_ranks import run_ranks
@@ -31,7 +33,7 @@ def on_a_rank() -> list[dict]:
     found = []
     for output in (Shard(1), Replicate()):
         embedding, ids, gradient = whole()
-        parallelize_module(embedding, axis, SplitEmbedding(output))
+        parallelize_module(embedding, axis, OwnStyle(partial(split_embedding, output)))
         hidden = embedding(ids)
         part = gradient if output == Replicate() else gradient.chunk(RANKS, dim=1)[axis.get_local_rank()]
         hidden.backward(part.contiguous())

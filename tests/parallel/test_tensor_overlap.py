@@ -8,8 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.parallel.projection import AccumulatingProjection, split_rows
-from kielo.parallel.tensor_collectives import TensorAxis, gather_and_multiply
+from kielo.parallel.projection import AccumulatingProjection, TensorAxis, gather_and_multiply, split_rows
 from kielo.ranks.world import start_world
 from kielo.resolve.stages import CHUNKS
 from tests.started_ranks import run_ranks

@@ -7,7 +7,8 @@ import pytest
 from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
 
-from kielo.models.families import complete, module
+from kielo.models.families import complete
+from kielo.models.parameter_shapes import token_flops
 from kielo.plan.calibrate import fit_drawn_to_priors
 from kielo.plan.collective_seconds import (
     context_layer_seconds,
@@ -44,7 +45,7 @@ def test_the_sum_is_its_parts():
 
 def test_matrix_flops_are_the_familys_count():
     """Forward FLOPs of all layers and the head, three times over,
-    are what `count.flops_per_token` says less attention.
+    are what `token_flops` says less attention.
     """
     model = complete(
         Model(
@@ -63,9 +64,7 @@ def test_matrix_flops_are_the_familys_count():
         + 6 * model.vocab_rows * model.hidden_size
     )
     attention = 6 * 512 * 2048 * 4
-    assert flops + attention == pytest.approx(
-        module("llama", "tables").flops_per_token(model, 2048), rel=1e-3
-    )
+    assert flops + attention == pytest.approx(token_flops(model, 2048), rel=1e-3)
     assert work.tokens_per_step[0] == 2 * 4 * 8 * 2048 and work.devices[0] == 8
 
 

@@ -250,7 +250,7 @@ def wrong_layouts():
 def test_layouts_that_do_not_fit_are_refused():
     """A product unlike the world's size, and an axis that is not in use yet, name the key."""
     fits, unsupported = run_ranks(wrong_layouts, 2)[0]
-    assert "needs 3 ranks but 2 are running" in fits
+    assert "needs 3 ranks, but 2 are running" in fits
     assert "layout.expert = 2" in unsupported
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kielo.models.families import complete
-from kielo.models.ltg_bert.tables import parameters
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
 

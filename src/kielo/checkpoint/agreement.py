@@ -1,8 +1,4 @@
-"""Agreement of all ranks: values in, the same value or the same error out on every rank.
-
-Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are descriptions
-(paths, names, shapes, messages), never tensors: what `ranks/objects.py` sends.
-"""
+"""Agreement of all ranks on descriptions (paths, names, messages): the same value or error on every rank."""
 
 import socket
 from collections.abc import Callable
@@ -27,13 +23,12 @@ class Agreement:
         self.size = dist.get_world_size(group) if self.distributed else 1
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         return objects.all_gather(value, self.group)
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0; return its result, or raises its error as KieloError, on every rank."""
+        """Run `action` on rank 0; return its result, or raise its error as KieloError, on every rank."""
         results: list[T] = []
         complaint: str | None = None
         cause: Exception | None = None
@@ -49,10 +44,7 @@ class Agreement:
         return results[0]
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
-        """Run `action` on every rank; return all results, or raises the first rank's error on every rank.
-
-        Its message ends with the rank. An OSError keeps its errno.
-        """
+        """Run `action` on every rank; return all results, or raise the first error, with its rank."""
         results: list[T] = []
         failure: tuple[str, tuple[Any, ...]] | None = None
         cause: Exception | None = None
@@ -71,10 +63,7 @@ class Agreement:
         return [result for of_rank, _ in answers for result in of_rank]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
-        """Give rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.
-
-        Unlike `gather`, nothing else is sent to other ranks. Raises what `on_first` raises.
-        """
+        """Give rank 0 the values of all ranks; return to each rank only its entry of `divide(values)`."""
         values = objects.gather(value, self.group) if self.size > 1 else [value]
         parts: list[R] = []
         self.on_first(lambda: parts.extend(divide(values)))

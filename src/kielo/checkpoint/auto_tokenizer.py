@@ -1,15 +1,15 @@
 """A tokenizer as transformers' AutoTokenizer reads it, beside Kielo's reading: do both give the same ids?
 
-Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json: its class may build the
-normaliser and the split of words anew, and its keys may add tokens. So the files of an export are read by
-AutoTokenizer, and their ids of real text are compared. Texts that spell a control token are left out, because
-only Kielo takes them for text.
+Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json, whose class can rebuild
+the normaliser and the split of words, and whose keys can add tokens. So the ids of real text are compared,
+but not of texts that spell a control token, which only Kielo takes for text.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,13 +37,12 @@ class PlainTokenizer(PreTrainedTokenizerFast):
 NOT_COMPARED = (
     "the tokenizer is not compared with transformers' AutoTokenizer yet: transformers is not installed here"
 )
-_OTHER_CONFIGS = ("special_tokens_map.json", "added_tokens.json")  # which change what AutoTokenizer reads
+_OTHER_CONFIGS = ("special_tokens_map.json", "added_tokens.json")  # AutoTokenizer reads these too
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Keys of tokenizer_config.json by which no text gets other ids.
-_HARMLESS = (
-    "chat_template", "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
-    "truncation_side",
-)  # fmt: skip
+_HARMLESS = """
+    chat_template clean_up_tokenization_spaces model_input_names model_max_length padding_side truncation_side
+"""
 _SHOWN, _SHOWN_CHARACTERS = 6, 40  # ids and characters at the first difference
 # What real text may lack: a space at the beginning, several spaces, other scripts, composed letters.
 ODD_TEXTS = (
@@ -61,11 +60,11 @@ _ODD_CHAT = [
 
 
 class Comparison(NamedTuple):
-    """What was found. texts, conversations: as many were compared, left_out: as many spell a control token.
+    """The result of a comparison; texts that spell a control token are left out.
 
-    difference: the first of the texts, the end token or the vocabulary, in words. of_chats: the first
-    conversation, as Kielo renders it, that has other ids. of_template: the first that is rendered otherwise,
-    as with today's date. added: tokens that AutoTokenizer adds, without a row in the model.
+    difference: the first of the texts, the end token or the vocabulary, in words. of_chats, of_template: the
+    first conversation with other ids, or that is rendered differently. added: tokens without a row in the
+    model.
     """
 
     texts: int
@@ -82,18 +81,13 @@ class Comparison(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Return True if transformers can be imported."""
     return find_spec("transformers") is not None
 
 
 def compare_folder(
     folder: Path, model_type: str | None, sample: Sequence[SampleDocument]
 ) -> tuple[str, list[str]]:
-    """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return what was compared, and warnings.
-
-    Raise KieloError, with the first text that differs, for other ids of texts. Those of conversations, and
-    tokens that AutoTokenizer adds, are warnings: an export is written so that they are Kielo's.
-    """
+    """Compare AutoTokenizer's ids with Kielo's. Return a report and warnings; KieloError for other texts."""
     if not is_installed():
         return NOT_COMPARED, []
     from transformers import __version__
@@ -135,16 +129,14 @@ def compare(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> Comparison:
-    """Compare AutoTokenizer's ids of `sample` with the stored ids, or with Kielo's.
-
-    files: of the tokenizer, by name. model_type: of the model beside them, which AutoTokenizer considers.
-    """
-    spells_control = _control_finder(tokenizer)
-    kept = [one for one in sample if not spells_control(one.text)]
+    """Compare AutoTokenizer's ids, beside a model of `model_type`, with the stored ids or with Kielo's."""
+    kept = _without_control_tokens(tokenizer, sample)
     chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
     texts = [one for one in kept if not one.messages]
     counts = (len(texts), len(chats), len(sample) - len(kept))
-    ours, laid_out = _ids_of_texts(tokenizer, texts), _laid_out(tokenizer, chats)
+    encoded = zip(texts, encode(tokenizer, [one.text for one in texts]), strict=True)
+    ours = [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in encoded]
+    laid_out = _laid_out(tokenizer, chats)
     try:
         theirs = _auto_tokenizer(files, model_type)
         difference = _difference(theirs, tokenizer, texts, ours)
@@ -162,16 +154,9 @@ def agreed_files(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> dict[str, bytes]:
-    """Return files with which AutoTokenizer gives Kielo's ids: as they are, or with a plain configuration.
-
-    Raise KieloError if it gives other ids with each.
-    """
-    for tried in (
-        lambda: dict(files),
-        lambda: plain_files(files, tokenizer),
-        lambda: coded_files(files, tokenizer),
-    ):
-        found = compare(candidate := tried(), model_type, tokenizer, sample)
+    """Return files with Kielo's ids, unchanged or with a plain configuration. KieloError if none."""
+    for change in (lambda files, _: dict(files), plain_files, coded_files):
+        found = compare(candidate := change(files, tokenizer), model_type, tokenizer, sample)
         if found.is_exact:
             return candidate
     raise KieloError(
@@ -191,32 +176,29 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
         (control & added) - set(roles.values()), key=lambda name: tokenizer.whole.token_to_id(name) or 0
     )
     written = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
-    written |= {key: config[key] for key in _HARMLESS if key in config} | roles
+    written |= {key: config[key] for key in _HARMLESS.split() if key in config} | roles
     if others:
         written["additional_special_tokens"] = others
     splits = read_object(tokenizer.folder / TOKENIZER_FILE).get("pre_tokenizer") or {}
     if "add_prefix_space" in splits:  # transformers 4 sets it to False without the key
         written["add_prefix_space"] = splits["add_prefix_space"]
-    return plain | {CONFIG_FILE: _json(written)}
+    return plain | {CONFIG_FILE: json_bytes(written)}
 
 
 def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
-    """Return the plain files with a class of their own.
-
-    transformers 5 takes Qwen 2's class for any tokenizer beside a Qwen 2 model, unless there is such a class.
-    """
+    """Return the plain files with a class of their own, or transformers 5 takes a Qwen 2 model's class."""
     plain = plain_files(files, tokenizer)
     config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
-    return plain | {CONFIG_FILE: _json(config), CODE_FILE: CODE.encode()}
+    return plain | {CONFIG_FILE: json_bytes(config), CODE_FILE: CODE.encode()}
 
 
 def fix_in_words(
     files: Mapping[str, bytes], tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
 ) -> str:
-    """Return the change of the configuration by which AutoTokenizer would give Kielo's ids, tried out."""
+    """Return the change of the configuration by which AutoTokenizer gives Kielo's ids, tried out."""
     config = json.loads(files.get(CONFIG_FILE, b"{}")) | {"tokenizer_class": PLAIN_CLASS}
     said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in {CONFIG_FILE} of tokenizer.path, or of a copy of it'
-    by_class = dict(files) | {CONFIG_FILE: _json(config)}
+    by_class = dict(files) | {CONFIG_FILE: json_bytes(config)}
     if compare(by_class, None, tokenizer, sample).difference is None:
         return said
     plain = plain_files(files, tokenizer)
@@ -239,23 +221,15 @@ def _auto_tokenizer(files: Mapping[str, bytes], model_type: str | None) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _control_finder(tokenizer: TextTokenizer) -> Callable[[str], bool]:
-    """Return a function that tells whether a text spells a control token, perhaps after the normaliser."""
+def _without_control_tokens(
+    tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
+) -> list[SampleDocument]:
+    """Leave out texts that spell a control token, perhaps after the normaliser."""
     names = [*tokenizer.for_text.control_tokens.values(), *tokenizer.for_text.hidden_names]
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     normalizer = tokenizer.whole.normalizer
-
-    def spells(text: str) -> bool:
-        if pattern.search(text):
-            return True
-        return normalizer is not None and bool(pattern.search(normalizer.normalize_str(text)))
-
-    return spells
-
-
-def _ids_of_texts(tokenizer: TextTokenizer, texts: Sequence[SampleDocument]) -> list[list[int]]:
-    ours = encode(tokenizer, [one.text for one in texts])
-    return [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in zip(texts, ours, strict=True)]
+    normalise = (lambda text: text) if normalizer is None else normalizer.normalize_str
+    return [one for one in sample if not pattern.search(one.text) and not pattern.search(normalise(one.text))]
 
 
 def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[LaidOut]:
@@ -280,10 +254,10 @@ def _difference(
 
 
 def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
-    """Yield differences that show in every text: what is put around it, how it ends, which token an id is."""
+    """Yield differences that show in every text: tokens around it, its end, the tokens of ids."""
     around, whole = [theirs("a").input_ids, tokenizer.whole.encode("a").ids], tokenizer.whole
     if around[0] != around[1]:
-        yield f"the ids of 'a' with what is put around a text are {around[1]} here and {around[0]} there"
+        yield f"the ids of 'a' with the tokens around a text are {around[1]} here and {around[0]} there"
     role = next((role for role in ("eos_token", "sep_token") if role_name(tokenizer, role)), None)
     end, their_end = whole.token_to_id(tokenizer.end_of_text), getattr(theirs, f"{role}_id") if role else None
     if their_end is not None and their_end != end:
@@ -323,7 +297,6 @@ def _difference_of_template(
 
 
 def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
-    """Return stored ids without what begins and ends a document."""
     ids, before = list(ids), list(text_frame(tokenizer.whole).before)
     end = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if before and ids[: len(before)] == before:
@@ -334,7 +307,6 @@ def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
 def _in_words(
     one: SampleDocument, ours: list[int], theirs: list[int], tokenizer: TextTokenizer, their_tokenizer: Any
 ) -> str:
-    """Return both lists of ids around their first difference, with their tokens."""
     first = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
     around = slice(max(0, first - _SHOWN // 2), first + _SHOWN)
     our_names = [tokenizer.whole.id_to_token(number) for number in ours[around]]
@@ -347,21 +319,18 @@ def _in_words(
 
 
 def odd_sample(tokenizer: TextTokenizer) -> list[SampleDocument]:
-    """Return texts that real text may lack, and a conversation, of those that the tokenizer takes."""
+    """Return texts that real text may lack, and a conversation, if the tokenizer takes them."""
     text = "\n".join(one["content"] for one in _ODD_CHAT)
     sample = [SampleDocument("a made-up text", text) for text in ODD_TEXTS]
     if has_chat_template(tokenizer.folder):
         sample.append(SampleDocument("a made-up conversation", text, _ODD_CHAT))
-    return [one for one in sample if _is_taken(tokenizer, one)]
+    taken = []
+    for one in sample:
+        with suppress(KieloError):
+            _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
+            taken.append(one)
+    return taken
 
 
-def _is_taken(tokenizer: TextTokenizer, one: SampleDocument) -> bool:
-    try:
-        _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
-    except KieloError:
-        return False
-    return True
-
-
-def _json(content: Any) -> bytes:
+def json_bytes(content: object) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

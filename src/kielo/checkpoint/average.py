@@ -1,7 +1,6 @@
 """The average of several checkpoints of one run: a checkpoint of its own, without optimiser state.
 
-An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018,
-arXiv:1803.05407). Read and written by blocks of rows, so that memory does not grow with the model.
+It often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
 """
 
 import os
@@ -47,16 +46,17 @@ _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the ind
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
     """Write the mean of the model weights of at least two checkpoints as the folder `to`; return it.
 
-    The folder is written whole or not at all. Sums are in fp64, where those of fp32 weights lose nothing that
-    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain
-    state of the newest checkpoint with `averaged_from`. The files that are read are verified first. Raises
-    KieloError for damage, a full disk, a `to` that exists, and for checkpoints that differ in what they train
-    or in their tensors.
+    It is written whole or not at all, from verified files, by sums in fp64, with each tensor's dtype and the
+    plain state of the newest checkpoint. Raise KieloError for damage, a full disk, a `to` that exists, and
+    for checkpoints that differ in their training or their tensors.
     """
     began = time.monotonic()
     to = Path(to)
     _refuse_place(to)
-    indexes = {path: read_index(path) for path in sorted(map(_real, checkpoints), key=str)}
+    # `checkpoints/newest`, a symbolic link, becomes the name that people want to read.
+    indexes = {
+        path: read_index(path) for path in sorted((Path(one).resolve() for one in checkpoints), key=str)
+    }
     _refuse_misfit(indexes, len(checkpoints))
     for path, index in indexes.items():
         verify(path, index, _model_names(index))
@@ -88,25 +88,20 @@ def _write_means(
     sources = [CheckpointRows(path, source) for path, source in indexes.items()]
     # Wide dtypes first, so that every tensor starts aligned.
     entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
-    stream = SafetensorsStream(
-        partial / rank_file_name(0),
-        [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries],
-        {"save_id": index.save_id},
-    )
-    total = sum(nbytes(DTYPES[entry.dtype], entry.shape) for _, entry in entries)
-    try:
-        with tqdm(total=total, unit="B", unit_scale=True, desc="averaging", disable=None) as bar:
-            for name, entry in entries:
-                ours = name.removeprefix(_MODEL)
-                wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
-                for rows in row_blocks(wide):
-                    mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
-                    stream.write_rows(mean)
-                    bar.update(mean.nbytes)
+    described = [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries]
+    total = sum(nbytes(dtype, shape) for _, dtype, shape in described)
+    with (
+        SafetensorsStream(partial / rank_file_name(0), described, {"save_id": index.save_id}) as stream,
+        tqdm(total=total, unit="B", unit_scale=True, desc="averaging", disable=None) as bar,
+    ):
+        for name, entry in entries:
+            ours = name.removeprefix(_MODEL)
+            wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
+            for rows in row_blocks(wide):
+                mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
+                stream.write_rows(mean)
+                bar.update(mean.nbytes)
         return stream.close().of_save(index.save_id)
-    except BaseException:
-        stream.abandon()
-        raise
 
 
 def _mean(sources: Sequence[CheckpointRows], tensor: FileTensor, rows: slice) -> torch.Tensor:
@@ -134,11 +129,6 @@ def _averaged_index(
     return CheckpointIndex(save_id, newest.step, tensors, aliases, plain)
 
 
-def _real(path: Path) -> Path:
-    """Resolve `checkpoints/newest`, a symbolic link, to the name that people want to read."""
-    return Path(path).resolve()
-
-
 def _is_of_model(name: str) -> bool:
     return name.startswith(_MODEL)
 
@@ -149,34 +139,34 @@ def _model_names(index: CheckpointIndex) -> list[str]:
 
 def _refuse_place(to: Path) -> None:
     if os.path.lexists(to):
-        raise KieloError(f"{to}: exists already; name a new folder, nothing was written")
+        raise KieloError(f"{to}: exists already. Nothing was written. Fix: name a new folder")
     if step_of(to) is not None:
         raise KieloError(
-            f"{to}: step_… is the name of a run's own checkpoints, and training cannot continue from an "
-            "average; give it another name"
+            f"{to}: step_… is the name of a run's own checkpoints, and training cannot resume from an "
+            "average. Fix: another name"
         )
 
 
 def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> None:
     if len({index.save_id for index in indexes.values()}) < num_given:
-        raise KieloError("a checkpoint was given twice and would count twice; give each once")
+        raise KieloError("a checkpoint was given twice and would count twice. Fix: give each once")
     if num_given < 2:
         raise KieloError("an average needs at least two checkpoints")
     (first_path, first), *others = indexes.items()
     if not _model_names(first):
-        raise KieloError(f"{first_path}: holds no model tensors")
+        raise KieloError(f"{first_path}: has no model tensors")
     for path, other in others:
         changed = _changed_keys(_identity(first_path, first), _identity(path, other))
         if changed:
             raise KieloError(
                 f"{path}: is of another run than {first_path} (the identity differs in "
-                f"{some_names(changed)}); only checkpoints of one run are averaged"
+                f"{some_names(changed)}). Fix: checkpoints of one run"
             )
         if _described(first) != _described(other):
             differing = sorted({name for name, _ in _described(first).items() ^ _described(other).items()})
             raise KieloError(
-                f"{path}: other names, shapes, dtypes or ties than in {first_path}: {some_names(differing)}; "
-                "only checkpoints of one run are averaged"
+                f"{path}: other names, shapes, dtypes or ties than in {first_path}: {some_names(differing)}. "
+                "Fix: checkpoints of one run"
             )
     odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
     if odd:

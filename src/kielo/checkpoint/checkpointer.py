@@ -1,9 +1,7 @@
 """Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
 
 Saving stops training only while this rank's shards are copied to the host; a thread writes them
-(`saving.py`). A kill at any moment leaves a folder that is whole or one that is not taken for a checkpoint. A
-save that fails is reported and tried again when the next is due. Every byte read back is checked against the
-manifest.
+(`saving.py`). A kill at any moment leaves whole checkpoints only. Every byte read back is checked.
 """
 
 import json
@@ -32,23 +30,14 @@ from kielo.recipe.errors import KieloError
 logger = logging.getLogger(__name__)
 
 
-def _log_alert(step: int, message: str) -> None:
-    logger.warning(message)
-
-
-def _always() -> None:
-    pass
-
-
 class Checkpointer:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
-    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the
-    training. Works without a process group too. keep_every_steps: checkpoints of its multiples stay whatever
-    `keep_newest` says; 0: none. on_alert(step, message): called on rank 0, mostly in the writing thread, for
-    a save that failed, old checkpoints that could not be removed or had to be kept, and damaged ones. permit:
-    called on rank 0 before a save and again before it is published; its KieloError refuses (another job has
-    taken the folder). `warnings` lists what the last `newest` passed over. `planner` keeps the plan of saves.
+    group: of the CPU (gloo), for the collectives of a thread beside the training. keep_every_steps:
+    checkpoints of its multiples stay whatever `keep_newest` says; 0: none. on_alert(step, message): called on
+    rank 0, mostly in the writing thread. permit: called on rank 0 before a save and again before it is
+    published; its KieloError refuses (another job has taken the folder). `warnings` lists the checkpoints
+    that the last `newest` skipped.
     """
 
     def __init__(
@@ -57,8 +46,8 @@ class Checkpointer:
         keep_newest: int = 2,
         keep_every_steps: int = 0,
         group: dist.ProcessGroup | None = None,
-        on_alert: Callable[[int, str], None] = _log_alert,
-        permit: Callable[[], None] = _always,
+        on_alert: Callable[[int, str], None] = lambda step, message: logger.warning(message),
+        permit: Callable[[], None] = lambda: None,
     ):
         self.folder = Path(folder)
         self.warnings: list[str] = []
@@ -76,20 +65,13 @@ class Checkpointer:
         self._failure: str | None = None
 
     def use_memory(self, local_rank: int) -> None:
-        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node.
-
-        `newest` finds the copies of an earlier attempt. Raises KieloError where nodes differ.
-        """
+        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node."""
         self._memory_copies = MemoryCopies(
             self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
         )
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Allocate the host memory for saves of these tensors and plan them; else the first save does both.
-
-        Planned beside the training, the steps of that time would be slow. Raises KieloError on every rank
-        where the ranks' parts do not make up a tensor.
-        """
+        """Allocate the host memory for saves of these tensors and plan them, so that no step waits for it."""
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
         self.planner.plan(tensors)
@@ -102,14 +84,13 @@ class Checkpointer:
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
-        """Begin to write `step_{step:08d}`, after the save under way; returns when the tensors may change.
+        """Begin to write `step_{step:08d}`, after the save under way; return when the tensors may change.
 
-        tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the
-        newest of those up to `kept_step`; none if `keep_all` says why not, which is an alert. When it fails
-        (disk full, I/O error, a tensor that is not finite), nothing of it stays, earlier ones are untouched,
-        `on_alert` is called, and only `settle` raises. Raises KieloError on every rank when it is not
-        permitted.
+        tensors: name → Tensor (equal on all ranks) or DTensor. plain: rank 0's is kept. After publication
+        older checkpoints are pruned, but not the newest up to `kept_step`, and none if `keep_all` says why
+        (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing, touches
+        no earlier checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every rank if
+        the save is not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
@@ -117,20 +98,16 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._saver.write, save)
 
     def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
-        """Begin to copy the state to the nodes' memory, after `use_memory`; returns as `save` does.
-
-        A copy that fails is an alert, and changes nothing of what `settle` says about saves.
-        """
+        """Begin to copy the state to the nodes' memory; return as `save` does. A failed copy is an alert."""
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
         self._wait()
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
-        """Wait for the save under way; return the newest checkpoint that was published here.
+        """Wait for the save under way; return the newest checkpoint published here (or `go_back_to`'s).
 
-        It may be the one of `go_back_to`; None before any. Copies in memory are removed. Raises KieloError on
-        every rank when the last save failed.
+        Copies in memory are removed. Raise KieloError on every rank if the last save failed.
         """
         self._wait()
         if self._failure is not None:
@@ -140,20 +117,16 @@ class Checkpointer:
         return self._published
 
     def shortage(self) -> str | None:
-        """Return, on rank 0, why the disk has no room for the next save; None if it has.
-
-        None while a save is under way: older checkpoints are removed after it.
-        """
+        """Return, on rank 0, why the disk has no room for the next save; None during a save."""
         if self._under_way is not None and not self._under_way.done():
             return None
         folder = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         return shortage(folder, *room_needed(self.planner.whole, plain_bytes=0))
 
     def go_back_to(self, step: int) -> Path | None:
-        """Remove all later checkpoints than that of this step, and return it.
+        """Remove all checkpoints later than this step's, and return it; None, if it is missing or damaged.
 
-        Returns None, and removes nothing, if it does not exist or is damaged. Raises FaultyCheckpoint on
-        every rank for one that is unreadable or of another version.
+        Raise FaultyCheckpoint on every rank if it is unreadable or of another version.
         """
         self._wait()
         path = self.folder / step_folder_name(step)
@@ -166,13 +139,13 @@ class Checkpointer:
             self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
             return None
         if self._memory_copies is not None:
-            self._memory_copies.clear()  # or a restart would go on from a state that was given up
+            self._memory_copies.clear()  # or a restart would resume from a state that was given up
         self._ranks.on_first(lambda: remove_later(path))
         self._published = path
         return path
 
     def go_back_before(self, step: int) -> Path | None:
-        """Do as `go_back_to`, for the newest checkpoint from before `step` that is whole."""
+        """Do as `go_back_to`, for the newest whole checkpoint from before `step`."""
         self._wait()
         earlier = self._ranks.on_first(
             lambda: [saved_step(path) for path in step_folders(self.folder) if saved_step(path) < step]
@@ -180,21 +153,17 @@ class Checkpointer:
         return next((path for path in map(self.go_back_to, earlier) if path is not None), None)
 
     def close(self) -> None:
-        """Wait for the save under way, whether it succeeds or fails, and free its host memory.
-
-        No other save may follow.
-        """
+        """Wait for the save under way, whether it succeeds or fails, and free its host memory, for good."""
         self._writer.shutdown(wait=True)
         self._staging.close()
 
     def newest(self) -> Path | None:
-        """Find the newest checkpoint that is whole, by reading every file; None if there is no checkpoint.
+        """Find the newest whole checkpoint by reading every file; None if there is no checkpoint.
 
-        A newer copy in the nodes' memory is made a checkpoint first. Newer ones that are damaged are renamed
-        to `NAME.damaged` and listed in `warnings`. Leftovers of killed saves are removed: only for the job
-        that saves here (others: `newest_complete`). The ranks share the reading; rank 0 decides. Raises
-        KieloError on every rank, and renames nothing, where there are checkpoints and none is whole, and for
-        one that is unreadable or of another version before a whole one was found.
+        A newer copy in the nodes' memory is made a checkpoint first. Newer damaged checkpoints are renamed to
+        `NAME.damaged`, and leftovers of killed saves removed, so only the job that saves here may call it
+        (others: `newest_complete`). Raise KieloError on every rank, and rename nothing, if no checkpoint is
+        whole, or if a newer one is unreadable or of another version.
         """
         self._wait()
         if self._memory_copies is not None:
@@ -212,9 +181,9 @@ class Checkpointer:
         if damaged:
             found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
             raise KieloError(
-                f"no checkpoint in {self.folder} is whole, and training does not start again over them "
-                f"({found}); put a whole one there from a backup, or move {self.folder.parent} away or give "
-                "the recipe another folder to begin at step 0"
+                f"no checkpoint in {self.folder} is whole, and training does not start over them ({found}). "
+                f"Fix: restore a whole checkpoint from a backup, or, to begin at step 0, move "
+                f"{self.folder.parent} away or give the recipe another folder"
             )
         return None
 
@@ -223,11 +192,7 @@ class Checkpointer:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
-        """Fill `tensors` in place from a checkpoint that any layout wrote; return its plain state.
-
-        Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
-        shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.
-        """
+        """Fill all `tensors` in place, or none (KieloError); return the checkpoint's plain state."""
         self._wait()
         path = Path(path)
         self._verification.require(path)
@@ -248,7 +213,7 @@ class Checkpointer:
         return Save(step, dict(tensors), copies, state, device, kept_step, keep_all)
 
     def _wait(self) -> None:
-        """Wait for the writing thread, which has no collective of its own running after this."""
+        """Wait for the writing thread, which then has no collective of its own running."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
             saved = under_way.result()

@@ -1,4 +1,4 @@
-"""An export to a Hugging Face folder as a stage: what it is made of, and whether it is there; torch-free."""
+"""An export to a Hugging Face folder as a stage: its inputs, and whether it is done; torch-free."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,8 @@ SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
 class ExportOptions:
     """Options of an export.
 
-    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from;
-    None is "source" where the checkpoint knows them, else "fp32". is_replacing: another export in the folder
-    is replaced, not refused.
+    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from.
+    None is "source" if the checkpoint knows them, else "fp32". is_replacing: replace another export.
     """
 
     dtype: str | None = None
@@ -32,10 +31,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class WantedExport:
-    """The content of an export, and the stage that it is.
-
-    model: complete. tokenizer_folder: None for an export without tokenizer. dtype: the dtype chosen.
-    """
+    """The content of an export, with its complete model and its chosen dtype, and its stage."""
 
     checkpoint: Path
     index: CheckpointIndex
@@ -49,14 +45,15 @@ class WantedExport:
 def wanted_export(
     checkpoint: Path, to: Path, model: CompleteModel, tokenizer_folder: Path | None, options: ExportOptions
 ) -> WantedExport:
-    """Describe the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
+    """Describe the export of a checkpoint to the folder `to`. Write nothing; KieloError for bad input."""
     checkpoint, index = Path(checkpoint), read_index(checkpoint)
     dtype = _chosen_dtype(checkpoint, index, options.dtype)
     if options.max_shard_bytes < 1:
         raise KieloError(
-            f"export: no tensor fits a shard of {options.max_shard_bytes} bytes; 5,000,000,000 is usual"
+            f"export: no tensor fits a shard of {options.max_shard_bytes} bytes. Fix: 5,000,000,000 bytes"
         )
-    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
+    tokenizer = {name: hash_file(path) for name, path in tokenizer_files(tokenizer_folder).items()}
+    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": hash_json(tokenizer)}
     section = {
         "dtype": dtype,
         "max_shard_bytes": options.max_shard_bytes,
@@ -72,18 +69,14 @@ def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -
         return SOURCE if is_known else "fp32"
     if dtype not in {SOURCE, *DTYPE_NAMES}:
         raise KieloError(
-            f"export: dtype {dtype!r} is not known; choose one of {SOURCE}, {', '.join(DTYPE_NAMES)}"
+            f"export: dtype {dtype!r} is not known. Fix: one of {SOURCE}, {', '.join(DTYPE_NAMES)}"
         )
     if dtype == SOURCE and not is_known:
         raise KieloError(
-            f"{checkpoint}: dtype {SOURCE!r} is that of the weights that training began from, and this "
-            f"checkpoint knows of none; choose one of {', '.join(DTYPE_NAMES)}"
+            f"{checkpoint}: dtype {SOURCE!r} is the dtype of the weights that training began from, and this "
+            f"run began without weights. Fix: one of {', '.join(DTYPE_NAMES)}"
         )
     return dtype
-
-
-def _tokenizer_hash(folder: Path | None) -> str:
-    return hash_json({name: hash_file(path) for name, path in tokenizer_files(folder).items()})
 
 
 def tokenizer_files(folder: Path | None) -> dict[str, Path]:

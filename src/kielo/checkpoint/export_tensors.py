@@ -1,8 +1,4 @@
-"""The tensors of an export, block by block: a checkpoint and a family's pieces in, file tensors out.
-
-A tensor is read by blocks of rows, and of each block only the boxes of our parameters; so memory does not
-grow with the model, whatever is fused, transposed or padded.
-"""
+"""The tensors of an export, by blocks of rows, so that memory does not grow with the model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,17 +46,17 @@ class FileTensor:
 
 
 def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> list[FileTensor]:
-    """List the tensors of an export in the model's order; the checkpoint must hold every parameter.
+    """List the tensors of an export in the model's order; the checkpoint must have every parameter.
 
     dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
-    which the checkpoint stores as `source_tensors`. KieloError where that record does not fit the model.
+    which the checkpoint stores as `source_tensors`. KieloError if that record does not fit the model.
     """
     names = families.module(model.model_type, "tables")
     grouped = by_stored_name(names.to_hugging_face(model))
     source = index.plain.source_tensors if dtype == SOURCE else {}
     if model.tie_word_embeddings:
         head = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))["head.weight"]
-        # Some files of tied models hold the head all the same.
+        # Some files of tied models contain the head too.
         if head.name in source if dtype == SOURCE else getattr(names, "STORES_TIED_HEAD", False):
             grouped[head.name] = {"embed.weight": head}
     if dtype != SOURCE:
@@ -79,7 +75,6 @@ def _file_tensor(
 
 
 def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
-    """Return name and dtype of the tensor in the source; files of a bare base model lack its prefix."""
     for found in (name, name.removeprefix(prefix)):
         if found in source:
             return found, DTYPES[source[found]]
@@ -110,7 +105,7 @@ class NotFiniteError(KieloError):
 
 
 class CheckpointRows:
-    """Read blocks of rows from the checkpoint in `folder`, which has been verified."""
+    """A reader of blocks of rows from the checkpoint in `folder`, which has been verified."""
 
     def __init__(self, folder: Path, index: CheckpointIndex):
         self._folder, self._index = folder, index
@@ -118,7 +113,7 @@ class CheckpointRows:
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """Read rows of the file's tensor in its dtype, on the CPU. Raises NotFiniteError."""
+        """Read rows of the file's tensor in its dtype, on the CPU. Raise NotFiniteError."""
         block = self._filled(tensor, rows, tensor.dtype)
         if not is_finite(block):
             raise NotFiniteError(self._not_finite(tensor))
@@ -134,14 +129,13 @@ class CheckpointRows:
             largest = max(largest, finite.abs().max().item() if finite.numel() else 0.0)
         if num_bad:
             return (
-                f"{self._folder}: {tensor.name} holds {num_bad:,} of {math.prod(tensor.shape):,} numbers "
-                "that are NaN or infinite. Fix: an earlier checkpoint (`kielo checkpoint list "
-                "RUN`)"
+                f"{self._folder}: {tensor.name} has {num_bad:,} of {math.prod(tensor.shape):,} numbers that "
+                "are NaN or infinite. Fix: an earlier checkpoint (`kielo checkpoint list RUN`)"
             )
         asked = next(name for name, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
         fits = [name for name, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
         return (
-            f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and {asked} ends at "
+            f"{tensor.name} has a weight of magnitude {largest:,.0f}, and {asked} ends at "
             f"{torch.finfo(tensor.dtype).max:,.0f}. Fix: --dtype {' or '.join(fits)}"
         )
 

@@ -1,7 +1,6 @@
 """The weights that a run starts from: `model.weights`, with its own vocabulary by `model.transplant`."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.transplant import Transplant
 from kielo.models import families
+from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
 from kielo.resolve.resolved import Identity, Placement
@@ -26,11 +26,7 @@ from kielo.tokenizer.trial import refuse_other_vocabulary
 def load_first_weights(
     parameters: Mapping[str, Tensor], identity: Identity, placement: Placement, group: Any = None
 ) -> dict[str, str]:
-    """Fill `parameters` from `model.weights`; return what `load_weights` returns.
-
-    Called by all ranks of `group`. Raises KieloError like `load_weights`, and for a row map that is missing,
-    of other weights or of another tokenizer.
-    """
+    """Fill `parameters` from `model.weights`; return and raise as `load_weights`, and for a wrong row map."""
     model = identity.model
     source, folder = _source(model), Path(placement.tokenizer_folder)
     if model.transplant is None:
@@ -38,7 +34,10 @@ def load_first_weights(
         return load_model_weights(parameters, source, model, group)
     row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
     initial_value = families.module(model.model_type, "model").initial_value
-    first_value = partial(_first_value, initial_value, model, identity.seed)
+
+    def first_value(name: str, shape: Sequence[int], box: Box) -> Tensor:
+        return initial_value(name, shape, model, identity.seed, box)
+
     return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
 
 
@@ -54,29 +53,20 @@ def _source(model: CompleteModel) -> Path:
     return resolve_weights(model.weights)
 
 
-def _first_value(
-    initial_value: Any, model: CompleteModel, seed: int, name: str, shape: Any, box: Any
-) -> Tensor:
-    return initial_value(name, shape, model, seed, box)
-
-
 def _row_map(folder: Path, source: Path, model: CompleteModel) -> RowMap:
     row_map = read_stage_json(folder, RowMap)
-    again = "`kielo run RECIPE --to pack` makes it"
+    again, file = "Fix: `kielo run RECIPE --to pack`", folder / RowMap.FILE_NAME
     if row_map is None:
-        raise KieloError(f"{folder}: has no {RowMap.FILE_NAME}, which model.transplant needs; {again}")
+        raise KieloError(f"{folder}: has no {RowMap.FILE_NAME}, which model.transplant needs. {again}")
     if row_map.method != model.transplant:
         raise KieloError(
-            f"{folder / RowMap.FILE_NAME}: is of model.transplant = {row_map.method!r}, and the recipe has "
-            f"{model.transplant!r}; {again} anew"
+            f"{file}: is of model.transplant = {row_map.method!r}, and the recipe has {model.transplant!r}. "
+            f"{again}"
         )
     if row_map.old_tokenizer != tokenizer_hash(source):
-        raise KieloError(
-            f"{folder / RowMap.FILE_NAME}: is of another old tokenizer than that in {source}; {again} anew"
-        )
+        raise KieloError(f"{file}: is of another old tokenizer than the tokenizer in {source}. {again}")
     if len(row_map.rows) != model.vocab_size:
         raise KieloError(
-            f"{folder / RowMap.FILE_NAME}: has {len(row_map.rows):,} rows for a vocabulary of "
-            f"{model.vocab_size:,}; {again} anew"
+            f"{file}: has {len(row_map.rows):,} rows for a vocabulary of {model.vocab_size:,}. {again}"
         )
     return row_map

@@ -1,15 +1,12 @@
 """Export of a checkpoint to a Hugging Face folder: safetensors shards, index, configs, tokenizer, README.
 
-Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a
-finished shard is a line of the journal beside it, and the same command writes only what is missing.
+It is streamed by blocks of rows and resumable: the same command writes only missing shards.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -17,7 +14,7 @@ from tqdm import tqdm
 from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
-from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, agreed_files, is_installed, odd_sample
+from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, agreed_files, is_installed, json_bytes, odd_sample
 from kielo.checkpoint.export_stage import (
     CARD_FILE,
     ExportOptions,
@@ -57,16 +54,12 @@ def export(
     options: ExportOptions | None = None,
     card: str | None = None,
 ) -> Path:
-    """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
+    """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; return `to`.
 
-    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. card: the text of its
-    README.md; None for none.
-
-    Does nothing when `to` holds just that already; another export there is replaced, or refused without
-    `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only
-    the shards that are missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`;
-    the README is not listed, for the report puts its own in place of it. Raises KieloError for bad input,
-    damage, a full disk.
+    model: complete. card: the text of its README.md, which the manifest does not list, because the report
+    replaces it. Do nothing if `to` is this export already. Replace another export there, or refuse it without
+    `is_replacing`; refuse anything else. After an interruption the same call writes only missing shards.
+    Raise KieloError for bad input, damage, a full disk.
     """
     options = options or ExportOptions()
     wanted = wanted_export(checkpoint, to, model, tokenizer_folder, options)
@@ -76,7 +69,7 @@ def export(
     stage.refuse()
     if not options.is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
         raise KieloError(
-            f"{to}: exists already and is not this export; name a new folder, nothing was written"
+            f"{to}: exists already and is not this export. Nothing was written. Fix: name a new folder"
         )
     try:
         if not stage.is_written():
@@ -107,11 +100,11 @@ def _write(wanted: WantedExport, card: str | None) -> None:
         raise
     total_bytes = sum(tensor.bytes for tensor in tensors)
     weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
-    stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
-    stage.write("config.json", _json(config))
+    stage.write(INDEX_FILE, json_bytes({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
+    stage.write("config.json", json_bytes(config))
     if not FAMILIES[model.model_type].is_encoder:
         generation = generation_config(settings, tokens, wanted.tokenizer_folder)
-        stage.write(GENERATION_FILE, _json(generation))
+        stage.write(GENERATION_FILE, json_bytes(generation))
     for file in getattr(names, "REMOTE_CODE", ()):
         stage.write(file, (Path(str(names.__file__)).parent / file).read_bytes())
     for name, content in _tokenizer_files(wanted, config.get("model_type")).items():
@@ -122,7 +115,7 @@ def _write(wanted: WantedExport, card: str | None) -> None:
 
 
 def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
-    """Return the dtype of most bytes, for config.json, which can name only one."""
+    """Return the dtype of most bytes, for config.json, which names a single dtype."""
     counted: dict[torch.dtype, int] = {}
     for tensor in tensors:
         counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
@@ -170,15 +163,14 @@ def _write_shards(
 
 def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> FinishedFile:
     entries = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard]
-    stream = SafetensorsStream(path, entries, {"format": "pt"}, sha256=True)
     try:
-        for tensor in shard:
-            for block in row_blocks(tensor):
-                stream.write_rows(values := rows.read(tensor, block))
-                bar.update(values.nbytes)
-        return FinishedFile(**asdict(stream.close()))
+        with SafetensorsStream(path, entries, {"format": "pt"}, sha256=True) as stream:
+            for tensor in shard:
+                for block in row_blocks(tensor):
+                    stream.write_rows(values := rows.read(tensor, block))
+                    bar.update(values.nbytes)
+            return FinishedFile(**asdict(stream.close()))
     except BaseException:
-        stream.abandon()
         path.unlink(missing_ok=True)
         raise
 
@@ -203,17 +195,14 @@ def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
     if path.name != CONFIG_FILE:
         return path.read_bytes()
     config = read_object(path) | {"model_max_length": model.max_position_embeddings}
-    return _json({key: value for key, value in config.items() if key != "auto_map"})  # no code goes along
+    return json_bytes(
+        {key: value for key, value in config.items() if key != "auto_map"}
+    )  # no code goes along
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
-    """Read the ids of bos, eos and pad in a Hugging Face tokenizer folder; None for one without a name."""
     found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
     if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
         return found
     tokenizer = load_tokenizer(folder)
     return {key: role_id(tokenizer, key.removesuffix("_id")) for key in found}
-
-
-def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,8 +1,7 @@
 """Import of Hugging Face weights: a folder's files → parameters of any layout, cast to their dtype.
 
-A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so there is no conversion step
-to run out of memory. Rank 0 alone reads the files' tables; all ranks check them before a byte of any
-parameter changes.
+A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so nothing runs out of memory.
+Rank 0 reads the files' tables, which all ranks check before a byte of any parameter changes.
 """
 
 import math
@@ -36,11 +35,11 @@ StoredTensors = dict[str, tuple[Path, StoredTensor]]
 
 @dataclass(frozen=True)
 class Names:
-    """Names in a folder beside those of the model's own tensors.
+    """Names in a folder beside the names of the model's own tensors.
 
     base_prefix: the prefix that names lack in files of the bare base model. tied: our name of a parameter →
-    the tensor of a tied head, which files may hold beside that parameter's own or in its place. can_untie:
-    whether the family's head can be a matrix of its own. ignored: patterns of names that are no weights.
+    the tensor of a tied head, which files may have beside that parameter's own tensor or in its place.
+    can_untie: the family's head can be a matrix of its own. ignored: patterns of names that are no weights.
     """
 
     base_prefix: str = ""
@@ -60,10 +59,7 @@ def load_model_weights(
     transplant: Transplant | None = None,
     stored: CompleteModel | None = None,
 ) -> dict[str, str]:
-    """Call `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
-
-    stored: the folder's model if `model` is only a part of it, fewer layers; the others are not read.
-    """
+    """Call `load_weights` with the family's names. stored: the folder's model, if it has more layers."""
     pieces = families.module(model.model_type, "tables").to_hugging_face(model)
     return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
 
@@ -90,15 +86,12 @@ def load_weights(
 ) -> dict[str, str]:
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
-    pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
-    only pad a parameter become zero. A tied parameter needs no tensor of its own, and is read from its head's
-    tensor if the files hold no other. transplant: what the rows of the vocabulary are made of; None if the
-    files have these rows.
+    pieces: a family's `to_hugging_face`. Padding rows become zero. A tied parameter without a tensor is read
+    from its head's tensor. transplant: makes the rows of the vocabulary; None if the files have these rows.
 
-    Returns the source's name of each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"},
-    the same on all ranks; a parameter that is read from its head's tensor is named too. Called by all ranks
-    of `group`; raises KieloError on all of them, naming tensors that are missing, not expected, of another
-    shape or not finite, tied tensors that differ, and damaged files.
+    Return the source's name of each weight and its dtype there, {"lm_head.weight": "BF16"}, the same on all
+    ranks of `group`. Raise KieloError on all of them, naming tensors that are missing, not expected, of
+    another shape or not finite, tied tensors that differ, and damaged files.
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
@@ -126,26 +119,22 @@ def load_weights(
     if not_finite:
         raise KieloError(ranks.on_first(lambda: _not_finite(sorted(not_finite), found)))
     dtypes = {name: found[name][1].dtype for name in weights}
-    # An export has the embedding beside its head: transformers 4 loads no model without it.
+    # An export has the embedding beside its head, because transformers 4 needs it.
     heads = set(other_names.tied.values())
     return dtypes | {piece: dtypes[name] for piece, name in names.items() if name in heads}
 
 
 def read_tables(source: Path) -> StoredTensors:
-    """Read the tables of all files of a folder, in the order of the files.
-
-    KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files
-    hold.
-    """
+    """Read the tables of all files of a folder; KieloError for damaged, incomplete or contradictory files."""
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)
         absent = [name for name in indexed or () if name not in table]
         if absent:
-            raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, but it does not")
+            raise KieloError(f"{path}: lacks {some_names(absent)}, which the index says are in it")
         for name in table.keys() & found.keys():
             raise KieloError(
-                f"{path}: holds {name}, and so does {found[name][0].name}; it is not known which one is right"
+                f"{path}: {name} is in this file and in {found[name][0].name}. Fix: remove the wrong file"
             )
         found |= {name: (path, stored) for name, stored in table.items()}
     return found
@@ -159,7 +148,7 @@ def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -
 def _refuse_differing_head(
     pieces: Mapping[str, Piece], names: Mapping[str, str], found: StoredTensors, other_names: Names
 ) -> None:
-    """Raise KieloError if files hold a tied head beside the embedding, with other values."""
+    """Raise KieloError if files have a tied head beside the embedding, with other values."""
     for ours, head in other_names.tied.items():
         name = names.get(pieces[ours].name)
         if head not in found or name is None or name == head or _are_equal(found[name], found[head]):
@@ -227,8 +216,8 @@ def _misfit(
             if expected not in map(tuple, shapes.values()):
                 ours += f", for which it should be {list(expected)}"
             return (
-                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}; is the [model] "
-                "section that of this folder's config.json?"
+                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}. Fix: the [model] "
+                "section of this folder's config.json"
             )
         if stored.dtype not in _FLOATS:
             return f"{path}: {names[name]} is stored as {stored.dtype}; known: {', '.join(_FLOATS)}"
@@ -242,7 +231,7 @@ def _fill(
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> set[str]:
-    """Fill this rank's shards; return the names of tensors that are not finite in what it read."""
+    """Fill this rank's shards; return the names of tensors that are not finite in the part read here."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     buffers = ReadBuffers()
@@ -268,7 +257,7 @@ def _fill(
 
 
 def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
-    """Return True for a tensor with a row for each token: the only ones that padding is told of."""
+    """Return True for a tensor with a row for each token: only these have padding."""
     return any(piece.rows is not None for piece in group.values())
 
 
@@ -281,9 +270,9 @@ def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
             block = torch.empty([part.stop - part.start for part in box])
             file.read([Wanted(stored, box, block)])
             num_bad += block.numel() - int(block.isfinite().sum())
-    others = f"; so do {len(names) - 1} more, such as {names[1]}" if len(names) > 1 else ""
+    others = f" (also {len(names) - 1} more, such as {names[1]})" if len(names) > 1 else ""
+    numbers = f"{num_bad:,} of {math.prod(stored.shape):,} numbers"
     return (
-        f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, "
-        f"infinite or beyond fp32{others}. Fix: the file as it was published, fetched again, or "
-        "weights from before they broke"
+        f"{path}: {names[0]} has {numbers} that are NaN, infinite or beyond fp32{others}. Fix: fetch the "
+        "published file again, or take older weights"
     )

@@ -1,9 +1,8 @@
-"""Copies of a run's newest state in the memory of its nodes: a restart goes on from there, not from the disk.
+"""Copies of a run's newest state in the memory of its nodes: a restart resumes from there, not from the disk.
 
-A copy has the files of a checkpoint. Each node keeps those of its own ranks and those of the node before it,
-so one node may be lost. A restart makes the newest copy that follows the newest checkpoint, and of which the
-nodes together have every file, a checkpoint on the disk; that is verified and read as any other, by ranks in
-any layout.
+A copy has the files of a checkpoint. Each node keeps the files of its own ranks and of the node before it, so
+a run survives the loss of one node. A restart makes a checkpoint of the newest copy that follows the newest
+checkpoint and is whole on the nodes together, and reads it in any layout.
 """
 
 import secrets
@@ -20,12 +19,7 @@ import torch.distributed as dist
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
 from kielo.artifact.checkpoint_folder import INDEX_NAME, saved_step, step_folder_name, step_folders
-from kielo.artifact.checkpoint_index import (
-    CheckpointIndex,
-    read_checkpoint_manifest,
-    write_checkpoint_manifest,
-    write_index,
-)
+from kielo.artifact.checkpoint_index import CheckpointIndex, read_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk
 from kielo.artifact.manifest import MANIFEST_NAME
 from kielo.checkpoint.agreement import Agreement
@@ -33,15 +27,11 @@ from kielo.checkpoint.node_memory import CopyName, FoundCopy, NodeMemory
 from kielo.checkpoint.publish import aside_name, discard, point_newest, publish, refuse_if_too_full
 from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner
-from kielo.checkpoint.saving import Save, complaint_unless_finite
+from kielo.checkpoint.saving import Save, complaint_unless_finite, describe_files
 from kielo.checkpoint.slow_links import Arrival, SlowLinks
 from kielo.recipe.errors import KieloError
 
-# Files sent from rank to rank, piece by piece: each rank sends to one rank and receives from another.
-
-
 PIECE_BYTES = 64 * 2**20
-
 SizedFile = tuple[Path, int]  # a file and its bytes
 
 
@@ -52,11 +42,10 @@ def exchange_files(
     source: int,
     group: dist.ProcessGroup | None,
 ) -> Arrival | None:
-    """Send files to rank `to` and receives files from rank `source`; all ranks of `group` call it together.
+    """Send files to rank `to` and receive files from rank `source`; all ranks of `group` call it together.
 
-    group: of the CPU. The files that are received are made anew. Returns how the first piece arrived; later
-    ones also wait for ranks that wait for a slow link themselves. Raises OSError for a file that cannot be
-    read or written, after all pieces were exchanged, so that no other rank waits for this one.
+    Return how the first piece arrived: later pieces also wait for ranks that wait for a slow link. Raise
+    OSError for a bad file only after all pieces were exchanged, so that no other rank waits.
     """
     for path, _ in received:
         path.unlink(missing_ok=True)
@@ -108,10 +97,9 @@ def _read(piece: tuple[Path, int, int], values: torch.Tensor) -> None:
 
 
 class MemoryCopies:
-    """The copies of the run whose checkpoints are in `checkpoints`. All ranks call each method together.
+    """The copies of a run in its nodes' memory, of equally many ranks.
 
-    ranks, planner, on_alert, permit: of the checkpointer. local_rank: the number of this rank on its node.
-    Raises KieloError where nodes have different numbers of ranks.
+    All ranks call each method together.
     """
 
     def __init__(
@@ -130,19 +118,15 @@ class MemoryCopies:
         expected = [rank % self._ranks_a_node for rank in range(ranks.size)]
         if numbers != expected or ranks.size % self._ranks_a_node:
             raise KieloError(
-                "checkpoint.memory_every_steps needs as many ranks on each node as on the others, numbered "
-                "node by node; start the ranks so, or set it to 0"
+                "checkpoint.memory_every_steps needs the same number of ranks on each node, numbered node by "
+                "node. Fix: checkpoint.memory_every_steps = 0"
             )
         self._is_first_of_node = local_rank == 0
         self._node = NodeMemory(checkpoints, ranks.rank - local_rank)
         self._slow_links = SlowLinks(hosts, self._ranks_a_node)
 
     def write(self, save: Save) -> None:
-        """Copie the state of `save`; the copy before it is removed when the new one is whole on all nodes.
-
-        None is made before the first checkpoint is on the disk. A copy that fails (no room in memory, values
-        that are not finite) is an alert and leaves the one before it.
-        """
+        """Copy the state of `save`, then remove the copy before it. A failure is an alert."""
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         save_id, after = self._ranks.on_first(lambda: (secrets.token_hex(8), self._newest_save_id()))
@@ -162,11 +146,7 @@ class MemoryCopies:
             self._node.remove_all_but(name)
 
     def make_checkpoint(self) -> Path | None:
-        """Make the newest copy a checkpoint, if it is newer than those on the disk; then removes all copies.
-
-        Returns its path; None where there is no such copy, or it cannot be written, which is an alert and
-        leaves the copies.
-        """
+        """Make the newest copy a checkpoint, if it is newer than all. A failure is an alert."""
         found = self._ranks.gather(self._node.find())
         name = self._ranks.on_first(lambda: self._choose(found))
         if name is None:
@@ -178,7 +158,6 @@ class MemoryCopies:
         return path
 
     def clear(self) -> None:
-        """Remove the copies on all nodes."""
         self._on_nodes(self._node.clear)
 
     def _on_nodes(self, action: Callable[[], None]) -> None:
@@ -203,11 +182,8 @@ class MemoryCopies:
         )
 
         def describe() -> dict[str, int]:
-            files = {file: record for of_rank in records for file, record in of_rank.items()}
             index = CheckpointIndex(name.save_id, save.step, {}, plan.whole.aliases, save.plain)
-            files[INDEX_NAME] = write_index(partial, index, plan.whole.entries)
-            seconds = time.monotonic() - began
-            write_checkpoint_manifest(partial, index, files, plan.whole.tensor_bytes, seconds)
+            describe_files(partial, index, plan.whole, records, began)
             return {file: (partial / file).stat().st_size for file in (INDEX_NAME, MANIFEST_NAME)}
 
         described = self._ranks.on_first(describe)
@@ -225,7 +201,7 @@ class MemoryCopies:
             self._on_alert(save.step, message)
 
     def _choose(self, found: list[dict[CopyName, FoundCopy]]) -> CopyName | None:
-        """Rank 0: returns the newest copy that follows the newest checkpoint, and is whole on all nodes."""
+        """Rank 0: return the newest copy that follows the newest checkpoint and is whole on all nodes."""
         copies: dict[CopyName, FoundCopy] = {}
         for of_rank in found:
             for name, copy in of_rank.items():
@@ -275,7 +251,6 @@ class MemoryCopies:
 
 
 def _shares(names: list[str], held: list[Mapping[str, int]]) -> list[list[str]]:
-    """Divide files among the ranks that find them on their node: the names of each rank."""
     shares: list[list[str]] = [[] for _ in held]
     for name in names:
         holders = [rank for rank, files in enumerate(held) if name in files]

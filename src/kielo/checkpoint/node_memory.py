@@ -2,9 +2,8 @@
 
     /dev/shm/kielo_UID/RUN/node_FIRST-RANK/step_00000110.ID.AFTER/rank_00000.safetensors ...
 
-RUN is a hash of the path of the checkpoints. ID is the save id of the copy, AFTER that of the newest
-checkpoint on the disk when it was made. The files outlive the ranks that wrote them. `NAME.partial` is being
-written.
+RUN is a hash of the path of the checkpoints, ID the save id of the copy, AFTER the save id of the newest
+checkpoint on the disk at that time. `NAME.partial` is being written.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ _FREE_SHARE = 0.05  # of the file system's size, left to communicators, which en
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a file or folder of this user that is no link; False also if it is not there."""
+    """Return True for a file or folder of this user that is no link; False also if it does not exist."""
     try:
         found = path.lstat()
     except OSError:
@@ -54,10 +53,7 @@ class CopyName:
 
 @dataclass
 class FoundCopy:
-    """A copy as it was found. files: name → bytes of those that are there; listed: of those in its manifest.
-
-    `listed` is empty where the manifest is not there.
-    """
+    """A copy as found: name → bytes of existing files, and of the files that its manifest lists, if any."""
 
     files: dict[str, int] = field(default_factory=dict)
     listed: dict[str, int] = field(default_factory=dict)
@@ -72,11 +68,7 @@ class FoundCopy:
 
 
 class NodeMemory:
-    """The copies on this node of the run whose checkpoints are in `checkpoints`; other runs' are not touched.
-
-    first_rank: of this node. `folder` holds the copies, also those of other nodes that a test simulates on
-    this machine.
-    """
+    """The copies of a run on this node, whose first rank is `first_rank`. `folder`: of all nodes."""
 
     def __init__(self, checkpoints: Path, first_rank: int):
         name = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:16]
@@ -85,28 +77,26 @@ class NodeMemory:
         self._of_node = self.folder / f"node_{first_rank:05d}"
 
     def partial(self, name: CopyName) -> Path:
-        """Names the folder in which the node's ranks write the copy."""
         return self._of_node / f"{name}.partial"
 
     def make_partial(self, name: CopyName, num_bytes: int) -> None:
-        """Make that folder. Raises KieloError where so many bytes do not fit, or it is another user's."""
+        """Make that folder. Raise KieloError if num_bytes do not fit, or if it is another user's."""
         self._of_user.mkdir(mode=0o700, exist_ok=True)
         if not self._is_private():
             raise KieloError(
-                f"{self._of_user} belongs to another user, or others may write there. Fix: "
-                "remove it, or checkpoint.memory_every_steps = 0"
+                f"{self._of_user} belongs to another user, or others can write there. Fix: remove it, or "
+                "checkpoint.memory_every_steps = 0"
             )
         system = os.statvfs(self._of_user)
         free = int((system.f_bavail - _FREE_SHARE * system.f_blocks) * system.f_frsize)
         if num_bytes > free:
             raise KieloError(
                 f"{MEMORY_FOLDER} has room for {max(0, free):,} bytes, and a copy needs {num_bytes:,} beside "
-                "the one before it; checkpoint.memory_every_steps = 0 makes none"
+                "the copy before it. Fix: checkpoint.memory_every_steps = 0"
             )
         self.partial(name).mkdir(parents=True, exist_ok=True)
 
     def finish(self, name: CopyName) -> None:
-        """Give the copy its name."""
         self.partial(name).rename(self._of_node / str(name))
 
     def abandon(self, name: CopyName) -> None:
@@ -118,13 +108,12 @@ class NodeMemory:
                 shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove all copies of the run on this node."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # another run of this user has copies
             self._of_user.rmdir()
 
     def find(self) -> dict[CopyName, FoundCopy]:
-        """Return the copies on this node; a file that cannot be read is not there."""
+        """Return the copies on this node, without files that cannot be read."""
         found: dict[CopyName, FoundCopy] = {}
         for name, folder in self._folders():
             copy = FoundCopy()
@@ -140,11 +129,10 @@ class NodeMemory:
         return found
 
     def path_of(self, name: CopyName, file: str) -> Path:
-        """Return a file of a copy that `find` found."""
         return next(path / file for one, path in self._folders() if one == name and (path / file).exists())
 
     def _folders(self) -> Iterator[tuple[CopyName, Path]]:
-        if not self._is_private():  # whoever may write there could leave weights of theirs
+        if not self._is_private():  # others could leave weights of theirs there
             return
         for path in sorted(self.folder.glob("node_*/step_*")):
             name = CopyName.parse(path.name)

@@ -1,4 +1,9 @@
-"""Folders of checkpoints, by rank 0: published under their name, replaced, and pruned."""
+"""Folders of checkpoints, by rank 0: published under their name, replaced, and pruned; torch-free.
+
+`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save, `NAME.ID.removed` is
+being removed; ID is random. `NAME.damaged…` were found damaged. A kill at any moment leaves whole checkpoints
+whole. Other names come from a person, and are not touched.
+"""
 
 import errno
 import os
@@ -12,14 +17,6 @@ from kielo.artifact.checkpoint_folder import NEWEST_NAME, saved_step, step_folde
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError, sentence
 
-# Publication of a checkpoint by rank 0: room foreseen, the written folder renamed, a failed one discarded.
-#
-# Torch-free; nothing here communicates with other ranks. `NAME.ID.partial` is being written,
-# `NAME.ID.replaced` was moved away by another save of the same step, `NAME.ID.removed` is being removed; ID
-# is random. `NAME.damaged`, `NAME.damaged.2`, … were found damaged. A kill at any moment leaves whole
-# checkpoints whole. Whatever has another name was put there by a person, and is not touched.
-
-
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
 
@@ -27,10 +24,7 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
-    """Return why the file system of `folder` has no room for so many bytes and files; None if it has.
-
-    A quota is not seen here; writing meets it.
-    """
+    """Return why a file system has no room for these bytes and files, but for quotas; None if it has."""
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
     free_bytes = system.f_bavail * system.f_frsize
@@ -43,22 +37,18 @@ def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """Raise KieloError if the file system of `folder` has no room for so many bytes and files."""
     found = shortage(folder, num_bytes, num_files)
     if found is not None:
         raise KieloError(found)
 
 
 def aside_name(path: Path, save_id: str, what: str) -> Path:
-    """Names the folder aside of the checkpoint `path` while it is "partial", "replaced" or "removed".
-
-    `remove_leftovers` finds it.
-    """
+    """Return the folder of the checkpoint `path` while it is "partial", "replaced" or "removed"."""
     return path.with_name(f"{path.name}.{save_id}.{what}")
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Rename a whole folder, its files on the disk, to `final`; one of that name is moved away first."""
+    """Rename a whole folder, its files on the disk, to `final`; an older `final` is moved away first."""
     bring_to_disk(partial)
     replaced = _replaced(partial)
     if final.exists():
@@ -69,7 +59,7 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def discard(partial: Path, final: Path) -> None:
-    """Remove what a failed save wrote; files of another job, which may have taken the folder, stay."""
+    """Remove the files of a failed save. Files of another job, which may have taken the folder, stay."""
     shutil.rmtree(partial, ignore_errors=True)
     if _replaced(partial).exists() and not final.exists():
         _replaced(partial).rename(final)
@@ -80,7 +70,7 @@ def _replaced(partial: Path) -> Path:
 
 
 def point_newest(path: Path) -> None:
-    """Point the symbolic link `newest` beside `path` to it; only people miss it where none can be made."""
+    """Point the symbolic link `newest` beside `path` to it. Only people miss it if it cannot be made."""
     link, aside = path.with_name(NEWEST_NAME), path.with_name(NEWEST_NAME + ".partial")
     if link.exists() and not link.is_symlink():
         return  # a person's copy
@@ -92,7 +82,6 @@ def point_newest(path: Path) -> None:
 
 
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
-    """Return why `final` was not saved, as a sentence."""
     cause = error if isinstance(error, OSError) else error.__cause__
     reason = sentence(error) or str(error)
     if getattr(cause, "errno", None) in _DISK_FULL:
@@ -104,19 +93,13 @@ def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
     return f"checkpoint {final.name} was not saved in {final.parent}, earlier ones are untouched: {reason}"
 
 
-# Removal by rank 0: old and later checkpoints, leftovers of killed saves; damaged ones are renamed.
-#
-# A kill at any moment leaves whole checkpoints whole.
-
-
 _LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)")
 
 
 def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
-    """Remove what is older than the `keep_newest` newest checkpoints up to `newest`.
+    """Remove checkpoints older than the `keep_newest` newest checkpoints up to `newest`.
 
-    Multiples of `keep_every_steps` (0: none) stay, and so does the newest up to `kept_step`. A symbolic link
-    was made by a person, and stays.
+    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, and a person's links stay.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if saved_step(path) <= saved_step(newest)]
     kept = [path for path in up_to_newest if kept_step is not None and saved_step(path) <= kept_step][:1]
@@ -135,7 +118,7 @@ def remove_later(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Undo what a killed save left halfway. What cannot be removed is left: no later save has its name."""
+    """Undo what a killed save left halfway. A folder that cannot be removed stays: its ID is unique."""
     for path in sorted(folder.iterdir()):
         leftover = _LEFTOVER.fullmatch(path.name)
         if leftover is None:
@@ -149,10 +132,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def mark_damaged(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint to `NAME.damaged`, for people to look at; returns the warning.
-
-    Damaged ones that were renamed before stay.
-    """
+    """Rename a damaged checkpoint to a new `NAME.damaged`, for people to look at; return the warning."""
     renamed, number = path.with_name(path.name + ".damaged"), 1
     while os.path.lexists(renamed):
         number += 1

@@ -6,26 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
 from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of
-from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, listed_files, read_index
+from kielo.artifact.checkpoint_index import CheckpointIndex, listed_files, read_index
 from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.safetensors_storage import fill_from_chunks
 from kielo.checkpoint.tensor_table import DTYPES
 from kielo.recipe.errors import KieloError
 
-# A verified checkpoint back into tensors of any layout: all ranks fill theirs, or all refuse.
-
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` in place from the checkpoint `path`; return its plain state.
-
-    Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
-    changes, for names, shapes or dtypes that the checkpoint cannot fill.
-    """
+    """Fill `tensors` from a checkpoint, on all ranks or none (KieloError); return its plain state."""
     index, complaint = CheckpointIndex("", 0, {}), None
     try:
         index = read_index(path, tensors)
@@ -51,11 +44,8 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
     return None
 
 
-# Verification of a checkpoint by all ranks: each reads its share of the files, and all get one answer.
-
-
 class Verification:
-    """Compare checkpoints with their checksums; remembers which were whole. All ranks call it together."""
+    """Comparison of checkpoints with their checksums; all ranks call it together. It remembers results."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
@@ -70,14 +60,13 @@ class Verification:
             raise FaultyCheckpoint(path, fault)
 
     def forget(self, path: Path) -> None:
-        """Verify the checkpoint again when next asked: it has been written again."""
+        """Verify the checkpoint again at the next request, because it has been written again."""
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:
         """Read the whole checkpoint and return its fault, None if it is whole; the same on every rank.
 
-        Each rank reads its share of the files, its own (maybe cached) first. A file that one rank could not
-        read outweighs damage that another saw.
+        A rank reads its own (maybe cached) files first. An unreadable file outweighs damage elsewhere.
         """
         files = self._ranks.on_first(lambda: _files_or_fault(path))
         if isinstance(files, Fault):
@@ -101,25 +90,23 @@ def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
         return error.fault
 
 
-# A checkpoint read by one process: verified files → whole tensors on the CPU.
-
-
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors onto the CPU, without a process group: all of them, or those named.
-
-    The files that hold them are verified first. Raises KieloError for damage and for names that the
-    checkpoint does not hold.
-    """
+    """Read and verify whole tensors onto the CPU, without a process group: all, or `names`."""
     path = Path(path)
     names = None if names is None else list(names)
     index = read_index(path, names)
     names = index.names() if names is None else names
     verify(path, index, names)
-    return {name: _assemble(path, index.entry(name)) for name in names}
+    tensors = {}
+    for name in names:
+        entry = index.entry(name)
+        tensors[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    fill_from_chunks(path, index, tensors)
+    return tensors
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
-    """Raise KieloError unless `path` holds all `names` and the files that hold them are as written."""
+    """Raise KieloError unless `path` has all `names` and their files are as written."""
     names = list(names)
     complaint = missing_names(path, index, names)
     if complaint:
@@ -132,7 +119,6 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 
 def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> str | None:
-    """Return a complaint that lists those names that the checkpoint does not hold; None if it holds all."""
     missing = [name for name in names if not index.holds(name)]
     if not missing:
         return None
@@ -140,14 +126,4 @@ def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> s
 
 
 def some_names(names: list[str]) -> str:
-    """List the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
-    whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    for chunk in entry.chunks:
-        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
-        with safe_open(Path(folder) / chunk.file, framework="pt") as file:
-            whole[box] = file.get_tensor(chunk.key)
-    return whole

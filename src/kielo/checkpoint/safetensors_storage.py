@@ -1,4 +1,9 @@
-"""Safetensors files of checkpoints and exports: chunks of ranks, and streams of whole tensors."""
+"""Safetensors files of checkpoints and exports: chunks of ranks, and streams of whole tensors.
+
+`safetensors.torch.save_file` needs all tensors in host memory at once. A stream needs one, and computes the
+checksums while it writes, so nothing is read back. Format: 8 bytes header length (little endian), JSON
+header, data (https://github.com/huggingface/safetensors, format section).
+"""
 
 import hashlib
 import json
@@ -8,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import safe_open
@@ -19,19 +25,12 @@ from kielo.checkpoint.save_plan import HeldChunk
 from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, moved, nbytes, overlap
 from kielo.parallel.materialise import local, local_slices
 
-# A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
-#
-# `safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the
-# checksums are computed while writing, so that nothing is read back. Format: 8 bytes header length (little
-# endian), JSON header, data (https://github.com/huggingface/safetensors, format section).
-
-
 _WRITE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that is on the disk. xxh3_64_blocks: a checksum a block. sha256: "" if it was not asked for."""
+    """A file on the disk. xxh3_64_blocks: a checksum a block. sha256: "" if it was not asked for."""
 
     bytes: int
     xxh3_64_blocks: list[str]
@@ -42,11 +41,7 @@ class WrittenFile:
 
 
 class SafetensorsStream:
-    """Write one safetensors file.
-
-    entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
-    come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
-    """
+    """A writer of one safetensors file of `entries` (key, dtype, shape), in order, wide dtypes first."""
 
     def __init__(
         self,
@@ -65,14 +60,6 @@ class SafetensorsStream:
         except BaseException:
             self.abandon()
             raise
-
-    def write(self, tensor: torch.Tensor) -> None:
-        key, dtype, shape = self._entries[self._written]
-        if (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(shape)):
-            raise ValueError(
-                f"{key}: got {tensor.dtype} {tuple(tensor.shape)}, announced {dtype} {tuple(shape)}"
-            )
-        self.write_rows(tensor)
 
     def write_rows(self, rows: torch.Tensor) -> None:
         """Write the next rows (dim 0) of the current tensor; after its last row the next is current."""
@@ -100,8 +87,15 @@ class SafetensorsStream:
             self.bytes, self._blocks.hexdigests(), self._sha256.hexdigest() if self._sha256 else ""
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
     def abandon(self) -> None:
-        """Close after an error; an error in closing is ignored, for a full disk gives one here too."""
+        """Close after an error. Errors of closing are ignored: a full disk gives an error here too."""
         with suppress(OSError):
             self._file.close()
 
@@ -128,36 +122,23 @@ def _header(
     return len(text).to_bytes(8, "little") + text
 
 
-# Chunks in safetensors files: a rank writes its chunks into its file, and fills tensors from any chunks.
-
-
 def write_chunks(
     folder: Path, rank: int, save_id: str, chunks: Sequence[HeldChunk], copies: Mapping[str, torch.Tensor]
 ) -> dict[str, CheckpointFile]:
-    """Write the chunks into the rank's file, one at a time, and bring it to the disk: name → record.
-
-    copies: name → values of the chunk. A rank without chunks writes no file.
-    """
+    """Write the chunks into the rank's file, if it has any, and bring it to the disk: name → record."""
     if not chunks:
         return {}
     name = rank_file_name(rank)
     entries = [(chunk_key(chunk.name, chunk.offset), DTYPES[chunk.dtype], chunk.shape) for chunk in chunks]
-    stream = SafetensorsStream(folder / name, entries, {"save_id": save_id})
-    try:
+    with SafetensorsStream(folder / name, entries, {"save_id": save_id}) as stream:
         for chunk in chunks:
-            stream.write(copies[chunk.name])
+            stream.write_rows(copies[chunk.name])
         return {name: stream.close().of_save(save_id)}
-    except BaseException:
-        stream.abandon()
-        raise
 
 
 @torch.no_grad()
 def fill_from_chunks(folder: Path, index: CheckpointIndex, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them.
-
-    A tied name reads the tensor that it is tied to.
-    """
+    """Fill this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them."""
     by_file = defaultdict(list)
     for name, tensor in tensors.items():
         target, box = local(tensor).detach(), local_slices(tensor)

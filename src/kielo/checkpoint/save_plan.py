@@ -1,8 +1,7 @@
 """The plan of a save: which rank writes which chunk, and each tensor's entry in the index.
 
-The plan depends on names, shapes, dtypes and layout of the tensors and not on their values, so it is made
-once and kept until one of these changes. Rank 0 makes it for the chunks of all ranks, in Python: made at each
-save, it would hold the interpreter's lock for that long beside the training.
+It does not depend on values, so it is kept until names, shapes, dtypes or layout change. Rank 0 makes it in
+Python, which would hold the interpreter's lock beside the training at each save.
 """
 
 import json
@@ -22,27 +21,17 @@ from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, nbytes
 from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError
 
-# Tied tensors: names of one run that share their memory, of which a checkpoint stores one.
-
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Find the names of tensors that share all their memory with one named before: alias → name.
-
-    Empty shards share nothing.
-    """
+    """Find tensors that share all their memory with an earlier tensor: alias → name. Empty shards do not."""
     first: dict[tuple, str] = {}
     tied = {}
     for name, tensor in tensors.items():
         shard = local(tensor)
         if shard.numel() == 0:
             continue
-        memory = (
-            shard.untyped_storage().data_ptr(),
-            shard.storage_offset(),
-            shard.shape,
-            shard.stride(),
-            shard.dtype,
-        )
+        place = shard.untyped_storage().data_ptr(), shard.storage_offset()
+        memory = (*place, shard.shape, shard.stride(), shard.dtype)
         if first.setdefault(memory, name) != name:
             tied[name] = first[memory]
     return tied
@@ -70,11 +59,7 @@ class HeldChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """The plan of all ranks, on rank 0.
-
-    entries: tensor → its entry in the index, as JSON. aliases: a tied tensor's name → the name it is stored
-    under. num_files: ranks that write a file.
-    """
+    """The plan of all ranks, on rank 0: entries of the index as JSON, aliases of tied names, sizes."""
 
     entries: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -93,11 +78,7 @@ class SavePlan:
 
 
 class SavePlanner:
-    """Plans saves, and keeps the plan until a rank's tensors are others. All ranks call it together.
-
-    whole: the plan that is kept, on rank 0. num_planned: chunks that rank 0 has planned so far, those of all
-    ranks and replicas counted.
-    """
+    """A maker of save plans. It keeps a plan until a rank's tensors differ. All ranks call it together."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
@@ -106,13 +87,13 @@ class SavePlanner:
         self.num_planned = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
-        """Raise KieloError on every rank where the ranks' chunks do not make up a tensor."""
+        """Raise KieloError on every rank if the ranks' chunks do not make up a tensor."""
         held, tied = held_chunks(tensors), tied_names(tensors)
         kept = self._kept
         is_kept = kept is not None and (kept.held, kept.tied) == (held, tied)
         if not all(self._ranks.gather(is_kept)) or kept is None:
             self._kept, self.whole = None, WholePlan()
-            # As one text: millions of chunks of thousands of ranks are read tens of times faster so.
+            # As one text: so millions of chunks of thousands of ranks are read tens of times faster.
             written = self._ranks.distribute((json.dumps(held), tied), self._plan_all)
             kept = self._kept = SavePlan(held, tied, [held[position] for position in written], self.whole)
         return kept
@@ -130,11 +111,10 @@ def _chunk(name: str, dtype: str, *boxes: list[int]) -> HeldChunk:
 
 
 def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[list[list[int]], WholePlan]:
-    """Plans the save of all ranks, each chunk once, by that holder that has the least to write so far.
+    """Plan the save of all ranks: each chunk once, by the holder that has the least to write so far.
 
-    of_ranks: the chunks that each rank has. aliases: names that are not stored. Returns for each rank the
-    positions of what it writes, wide dtypes first. Raises KieloError where the chunks do not make up a
-    tensor.
+    aliases: names that are not stored. Return for each rank the positions of the chunks that it writes, wide
+    dtypes first. Raise KieloError if the chunks do not make up a tensor.
     """
     written: list[list[int]] = [[] for _ in of_ranks]
     loads = [0] * len(of_ranks)
@@ -156,10 +136,7 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
 
 
 def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
-    """List this rank's parts of the tensors, without the empty ones of tensors with fewer rows than ranks.
-
-    A tensor without elements is a part of its own.
-    """
+    """List this rank's parts of the tensors, without empty parts of tensors with elements."""
     held = []
     for name, tensor in tensors.items():
         box = local_slices(tensor)

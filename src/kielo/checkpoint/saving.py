@@ -1,7 +1,6 @@
 """One save, from host copies to a published checkpoint: the work of the writing thread on every rank.
 
-The files are written beside their place (`step_00000100.ID.partial`) and brought to the disk. Rank 0 renames
-the folder when every rank has finished, its manifest last. Then old checkpoints are pruned.
+Files are written beside their place. Rank 0 renames the folder at last, and prunes old checkpoints.
 """
 
 import json
@@ -40,17 +39,14 @@ from kielo.checkpoint.save_plan import SavePlanner, WholePlan
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 
-# Host copies of a rank's shards for a save; training may change the tensors while they are written.
-
-
 _ALIGNMENT = 512  # bytes between the first bytes of two copies are multiples of it
 
 
 class Staging:
-    """One buffer of host memory, kept from save to save, of which the copies are views.
+    """One buffer of host memory for the copies of a rank's shards, kept from save to save.
 
-    For tensors on a GPU it is registered with the driver (pinned). torch's allocator of pinned memory is not
-    used: it rounds each tensor up to a power of two, and keeps what was freed.
+    For tensors on a GPU it is registered with the driver (pinned). torch's allocator of pinned memory would
+    round each tensor up to a power of two, and keep freed memory.
     """
 
     def __init__(self) -> None:
@@ -60,13 +56,13 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the buffer."""
         return 0 if self._buffer is None else self._buffer.numel()
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate and touch the memory before a save; fresh memory costs several times the copy."""
+        """Allocate and touch the memory before a save, because fresh memory costs several times the copy."""
         shards = {name: local(tensor) for name, tensor in tensors.items()}
-        if all(_is_like(self._copies.get(name), shard) for name, shard in shards.items()):
+        kept = {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}
+        if all(kept.get(name) == (shard.shape, shard.dtype) for name, shard in shards.items()):
             return
         self.close()
         ends, end = {}, 0
@@ -83,7 +79,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copie the tensors: name → this rank's shard as it is now; valid until the next call."""
+        """Copy this rank's shard of each tensor as it is now: name → copy, valid until the next call."""
         self.reserve(tensors)
         is_on_gpu = False
         for name, tensor in tensors.items():
@@ -95,24 +91,18 @@ class Staging:
         return {name: self._copies[name] for name in tensors}
 
     def close(self) -> None:
-        """Give the memory back. Copies that were returned are no longer valid."""
         if self._buffer is not None and self._is_registered:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
         self._buffer, self._is_registered = None, False
         self._copies.clear()
 
 
-def _is_like(copy: Tensor | None, shard: Tensor) -> bool:
-    return copy is not None and (copy.shape, copy.dtype) == (shard.shape, shard.dtype)
-
-
 @dataclass(frozen=True)
 class Save:
-    """The content of one save, and the older checkpoints that it leaves.
+    """The content of one save. kept_step, keep_all: see `Checkpointer.save`.
 
-    tensors: name → live tensor; training changes its values meanwhile, so only its layout is read. copies:
-    name → the values of this rank's shard. device: the current GPU of the thread that trains, None without
-    one. kept_step, keep_all: see `Checkpointer.save`.
+    tensors: name → live tensor, whose values change meanwhile: only its layout is read. copies: name → values
+    of this rank's shard. device: the current GPU of the training thread, None for no GPU.
     """
 
     step: int
@@ -125,23 +115,8 @@ class Save:
 
 
 @dataclass(frozen=True)
-class _Target:
-    """The place of one save: written as `partial`, with a save id, and published as `final`."""
-
-    final: Path
-    save_id: str
-
-    @property
-    def partial(self) -> Path:
-        return aside_name(self.final, self.save_id, "partial")
-
-
-@dataclass(frozen=True)
 class Saver:
-    """Write, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`.
-
-    planner: keeps the plan from save to save.
-    """
+    """The writer of checkpoints in `folder`; its arguments are the arguments of `Checkpointer`."""
 
     folder: Path
     keep_newest: int
@@ -157,55 +132,46 @@ class Saver:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         began, whole = time.monotonic(), WholePlan()
         save_id = self.ranks.on_first(lambda: secrets.token_hex(8))
-        target = _Target(self.folder / step_folder_name(save.step), save_id)
+        final = self.folder / step_folder_name(save.step)
+        aside = aside_name(final, save_id, "partial")
+
+        def finish() -> None:
+            describe_files(aside, index, whole, records, began)
+            self.permit()
+            publish(aside, final)
+
         try:
             self.ranks.refuse_together(complaint_unless_finite(save.copies))
             plan = self.planner.plan(save.tensors)
             whole = plan.whole
             index = CheckpointIndex(save_id, save.step, {}, whole.aliases, save.plain)
-            self.ranks.on_first(lambda: self._make_room(target.partial, index, whole))
+            self.ranks.on_first(lambda: self._make_room(aside, index, whole))
             records = self.ranks.on_all(
-                lambda: write_chunks(target.partial, self.ranks.rank, save_id, plan.written, save.copies)
+                lambda: write_chunks(aside, self.ranks.rank, save_id, plan.written, save.copies)
             )
-            self.ranks.on_first(lambda: self._publish(target, index, whole, records, began))
+            self.ranks.on_first(finish)
         except (KieloError, OSError) as error:
-            return None, self.ranks.on_first(partial(self._give_up, target, whole.tensor_bytes, error))
-        self.ranks.on_first(lambda: self._clear_up(target.final, save))
-        return target.final, None
+            return None, self.ranks.on_first(partial(self._give_up, aside, final, whole.tensor_bytes, error))
+        self.ranks.on_first(lambda: self._clear_up(final, save))
+        return final, None
 
-    def _make_room(self, partial: Path, index: CheckpointIndex, whole: WholePlan) -> None:
-        """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder."""
+    def _make_room(self, aside: Path, index: CheckpointIndex, whole: WholePlan) -> None:
+        """Rank 0: remove leftovers of a killed save, refuse a disk that is too full, and make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain.content()))))
-        partial.mkdir()
+        aside.mkdir()
 
-    def _publish(
-        self,
-        target: _Target,
-        index: CheckpointIndex,
-        whole: WholePlan,
-        records: list[dict[str, CheckpointFile]],
-        began: float,
-    ) -> None:
-        """Rank 0, when all ranks' files are on the disk: write index and manifest, and rename the folder."""
-        files = {name: record for of_rank in records for name, record in of_rank.items()}
-        files[INDEX_NAME] = write_index(target.partial, index, whole.entries)
-        wall_seconds = time.monotonic() - began
-        write_checkpoint_manifest(target.partial, index, files, whole.tensor_bytes, wall_seconds)
-        self.permit()
-        publish(target.partial, target.final)
-
-    def _give_up(self, target: _Target, tensor_bytes: int, error: Exception) -> str:
-        """Rank 0: leave nothing of the failed checkpoint; returns why it failed."""
+    def _give_up(self, aside: Path, final: Path, tensor_bytes: int, error: Exception) -> str:
+        """Rank 0: leave nothing of the failed checkpoint; return why it failed."""
         with suppress(OSError):
-            discard(target.partial, target.final)
-        message = failure(target.final, tensor_bytes, error)
-        self.on_alert(saved_step(target.final), message)
+            discard(aside, final)
+        message = failure(final, tensor_bytes, error)
+        self.on_alert(saved_step(final), message)
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:
-        """Rank 0, once `newest` is published: prune older ones. An error here spoils no checkpoint."""
+        """Rank 0, once `newest` is published: prune older checkpoints. An error here damages none."""
         point_newest(newest)
         if save.keep_all is not None:
             self.on_alert(saved_step(newest), save.keep_all)
@@ -213,26 +179,32 @@ class Saver:
         try:
             prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
         except (OSError, KieloError) as error:
-            self.on_alert(
-                saved_step(newest), f"old checkpoints in {self.folder} could not be removed: {error}"
-            )
+            message = f"old checkpoints in {self.folder} could not be removed: {error}"
+            self.on_alert(saved_step(newest), message)
+
+
+def describe_files(
+    partial: Path,
+    index: CheckpointIndex,
+    whole: WholePlan,
+    records: list[dict[str, CheckpointFile]],
+    began: float,
+) -> None:
+    """Write index and manifest beside the files of all ranks. records: of each rank's files."""
+    files = {name: record for of_rank in records for name, record in of_rank.items()}
+    files[INDEX_NAME] = write_index(partial, index, whole.entries)
+    write_checkpoint_manifest(partial, index, files, whole.tensor_bytes, time.monotonic() - began)
 
 
 def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
-    """Return the bytes and the number of files of a save. plain_bytes: of its JSON state.
-
-    The index describes each chunk in more bytes than its file's header does.
-    """
+    """Return bytes and files of a save. The index describes a chunk in more bytes than its file's header."""
     described = plain_bytes + 2 * sum(map(len, whole.entries.values()))
     # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
     return whole.tensor_bytes + described, whole.num_files + 4
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
-    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite.
-
-    One more pass over memory that the writing thread reads anyway.
-    """
+    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite."""
     for name, copy in copies.items():
         if (
             copy.numel()
@@ -240,8 +212,5 @@ def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
             and copy.itemsize > 1
             and not all(map(torch.isfinite, torch.aminmax(copy)))
         ):
-            return (
-                f"{name} holds values that are not finite; "
-                "training that continued from them would have no finite loss"
-            )
+            return f"{name} has values that are not finite: a run that resumes from them has no finite loss"
     return None

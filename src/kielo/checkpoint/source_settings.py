@@ -1,7 +1,6 @@
 """The settings of generation that weights come with: read at the import, kept in checkpoints, exported.
 
-From generation_config.json, or from config.json, which transformers reads if there is no such file; and the
-token ids of config.json. Each id becomes the id of the same token in the run's tokenizer.
+They are generation_config.json's, or config.json's. Each token id becomes the run's tokenizer's id.
 """
 
 import logging
@@ -25,16 +24,16 @@ _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 # What transformers reads in config.json if there is no generation_config.json.
 _OF_CONFIG = (*_ROLES, "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "use_cache")
 _TOKEN_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids")
-# Of the files that transformers writes: it would read config.json in place of the file.
+# Keys of transformers' files by which it would read config.json in place of the file.
 _NOT_KEPT = ("_from_model_config", "_commit_hash")
 
 
 def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
     """Read the settings of the weights in the folder `source`, with ids of the tokenizer in another folder.
 
-    Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out": what
-    the tokenizer has no token for, in words}. tokenizer_folder: None keeps the ids. Raise KieloError for a
-    file that is not a JSON object.
+    Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out":
+    settings without a token in the tokenizer, in words}. tokenizer_folder: None keeps the ids. Raise
+    KieloError for a file that is not a JSON object.
     """
     config = read_object(source / CONFIG_FILE)
     if (source / GENERATION_FILE).is_file():
@@ -49,20 +48,16 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
 
 
 def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
-    """Return what `read_settings` read for a checkpoint, from its JSON state; {} for a run without weights.
-
-    Checkpoints of earlier versions do not keep it: then it is read where their weights are. A warning says
-    what is not known.
-    """
+    """Return the settings that a checkpoint keeps, or an older one's weights have; {} without weights."""
     kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:
         folder = weights_here(weights)
         kept = None if folder is None else read_settings(folder, tokenizer_folder)
         if kept is None:
             logger.warning(
-                "%s is no longer there, and this checkpoint of an earlier Kielo does not keep its %s: the "
-                "export has the end tokens of the tokenizer and no settings for sampling. Fix: bring the "
-                "folder back and export again",
+                "%s no longer exists, and this checkpoint of an earlier Kielo does not keep its %s. The "
+                "export has the tokenizer's end tokens and no settings for sampling. Fix: bring the folder "
+                "back and export again",
                 weights,
                 GENERATION_FILE,
             )
@@ -74,11 +69,7 @@ def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> 
 def generation_config(
     settings: Mapping[str, Any], roles: Mapping[str, int | None], tokenizer_folder: Path | None
 ) -> JsonTable:
-    """Return the generation_config.json of an export.
-
-    It is the source's, or has the tokenizer's `roles` (`eos_token_id` → id). The token that ends documents
-    and the token by which the chat template ends an answer are among the end tokens.
-    """
+    """Return generation_config.json of an export: the source's, or `roles`, with all end tokens."""
     generation = settings.get("generation") or dict(roles)
     ends = generation.get("eos_token_id")
     ends = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
@@ -117,7 +108,6 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
 def _renumbered(
     settings: Mapping[str, Any], new_id: Callable[[int], tuple[int | None, str | None]], left_out: list[str]
 ) -> JsonTable:
-    """Return the settings with new ids; lists lose the tokens that are left out."""
     renumbered = {}
     for key, value in settings.items():
         if key == "sequence_bias" and isinstance(value, list):  # of [ids, bias]

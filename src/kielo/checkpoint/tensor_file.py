@@ -1,7 +1,6 @@
 """Tensors in files, read by boxes: the bytes of a box → part of a tensor, in two buffers of fixed size.
 
-Bytes are read with preadv into one buffer while the other is cast into its targets. The file is not mapped:
-mapped pages count as resident memory, and only the kernel decides when they go.
+Not mapped: mapped pages count as resident memory, and only the kernel decides when they go.
 """
 
 import itertools
@@ -20,15 +19,14 @@ from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, read_table
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 
-# The size of each of the two buffers. Smaller ones would stay in the processor's cache, but each costs a
-# change of threads, and on a busy machine a wait for all of torch's: 8 MiB took two to three times the
-# processor time of 32.
+# Of each of the two buffers. Smaller buffers stay in the processor's cache, but each costs a change of
+# threads, and on a busy machine a wait for all of torch's: 8 MiB took two to three times the CPU time of 32.
 BUFFER_BYTES = 32 * 2**20
-# Between two wanted runs of bytes this much is read along rather than skipped: the disk brings whole pages
-# anyway, and copying it out of the page cache takes no longer than another system call.
+# Up to this gap the bytes between two wanted runs are read and not skipped: the disk brings whole pages, and
+# copying them out of the page cache takes no longer than another system call.
 READ_THROUGH_BYTES = 8192
-# Up to this gap the kernel is asked to read the bytes between two runs as well: it then streams instead of
-# seeking, also for the ranks that want the rest. Linux' default read-ahead, the most it takes in one call.
+# Up to this gap the kernel is asked to read the bytes between two runs too: it streams instead of seeking,
+# also for the ranks that want the rest. Linux' default read-ahead, the most in one call.
 _READ_AHEAD_BYTES = 128 * 1024
 _MAX_RUNS_PER_CALL = 1024  # Linux' IOV_MAX
 _ALIGNMENT_BYTES = 64
@@ -51,7 +49,7 @@ class ReadBuffers:
         self._buffers: dict[tuple[int, bool], Tensor] = {}
 
     def buffer(self, number: int, pinned: bool) -> Tensor:
-        """uint8 [buffer_bytes], number 0 or 1."""
+        """Return uint8 [buffer_bytes]. number: 0 or 1."""
         key = (number, pinned)
         if key not in self._buffers:
             self._buffers[key] = torch.empty(self.buffer_bytes, dtype=torch.uint8, pin_memory=pinned)
@@ -59,11 +57,7 @@ class ReadBuffers:
 
 
 class TensorFile:
-    """One file of tensors, open for reading until `close` or the end of a `with`.
-
-    tensors: its table, where that is known already (`read_table`). buffers: shared with other files. Raises
-    KieloError, naming the file and where it can the tensor, for a damaged file and for one cut short.
-    """
+    """One file of tensors, open for reading. KieloError if it is damaged. tensors: its table, if known."""
 
     def __init__(
         self, path: Path, tensors: dict[str, StoredTensor] | None = None, buffers: ReadBuffers | None = None
@@ -88,10 +82,6 @@ class TensorFile:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    def read_into(self, target: Tensor, name: str, box: Box) -> None:
-        """Fill `target` (any dtype, device and strides, of the box's shape) with a box of tensor `name`."""
-        self.read([Wanted(self.tensors[name], box, target)])
 
     def read(self, wanted: Iterable[Wanted]) -> None:
         """Fill every target, in the order of the bytes in the file."""
@@ -121,8 +111,10 @@ class TensorFile:
         begin = end = 0
         parts: list[memoryview] = []
         for place, tile in batch:
-            if READ_THROUGH_BYTES < tile.gap_bytes <= _READ_AHEAD_BYTES:
-                self._bring(tile.begin, tile.begin + tile.target.shape[0] * tile.row_stride_bytes)
+            if READ_THROUGH_BYTES < tile.gap_bytes <= _READ_AHEAD_BYTES and hasattr(os, "posix_fadvise"):
+                last = tile.begin + tile.target.shape[0] * tile.row_stride_bytes
+                for offset in range(tile.begin, last, _READ_AHEAD_BYTES):
+                    os.posix_fadvise(self._descriptor, offset, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
             for offset, part in tile.runs(memory[place : place + tile.num_bytes]):
                 gap = offset - end
                 if not parts or not 0 <= gap <= READ_THROUGH_BYTES or len(parts) + 2 > _MAX_RUNS_PER_CALL:
@@ -133,12 +125,6 @@ class TensorFile:
                 parts.append(part)
                 end = offset + len(part)
         self._read_run(begin, parts)
-
-    def _bring(self, begin: int, end: int) -> None:
-        """Ask the kernel to read these bytes into its cache."""
-        if hasattr(os, "posix_fadvise"):
-            for offset in range(begin, end, _READ_AHEAD_BYTES):
-                os.posix_fadvise(self._descriptor, offset, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _read_run(self, begin: int, parts: list[memoryview]) -> None:
         while parts:
@@ -175,7 +161,6 @@ class _Tile:
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes between one row and the next."""
         return self.row_stride_bytes - self.row_bytes if self.target.shape[0] > 1 else 0
 
     def runs(self, memory: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -184,10 +169,8 @@ class _Tile:
             yield self.begin, memory
             return
         for row in range(self.target.shape[0]):
-            yield (
-                self.begin + row * self.row_stride_bytes,
-                memory[row * self.row_bytes : (row + 1) * self.row_bytes],
-            )
+            in_memory = memory[row * self.row_bytes : (row + 1) * self.row_bytes]
+            yield self.begin + row * self.row_stride_bytes, in_memory
 
 
 def _tiles(wanted: Wanted, buffer_bytes: int) -> Iterator[_Tile]:
@@ -218,7 +201,7 @@ def _tiles(wanted: Wanted, buffer_bytes: int) -> Iterator[_Tile]:
 
 
 def _batches(tiles: Iterable[_Tile], buffer_bytes: int) -> Iterator[list[tuple[int, _Tile]]]:
-    """Groups tiles that fill a buffer together, each with its place there."""
+    """Yield groups of tiles that fill a buffer together, each tile with its place there."""
     batch: list[tuple[int, _Tile]] = []
     filled = 0
     for tile in tiles:

@@ -1,4 +1,8 @@
-"""Tensors in files: their tables, their dtypes, and the pieces that a family cuts them into."""
+"""Tensors in files: their tables, their dtypes, and the pieces that a family cuts them into.
+
+Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`), of which only the
+table of tensors is unpickled, and of that only tensors.
+"""
 
 import json
 import math
@@ -20,9 +24,7 @@ from kielo.artifact.weights_folder import unique_keys
 from kielo.models.piece import Box, Piece, stored_shape
 from kielo.recipe.errors import KieloError
 
-# Names of dtypes in safetensors files, and the bytes of a tensor.
-
-
+# Names of dtypes in safetensors files.
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -42,9 +44,6 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return math.prod(shape) * dtype.itemsize
-
-
-# Parameters cut out of whole Hugging Face tensors in memory, and joined again, by a family's `Piece`s.
 
 
 def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
@@ -68,7 +67,7 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return True for a tensor without NaN and infinities. Allocates no mask; waits for the device."""
+    """Return True for a tensor without NaN and infinities. It allocates no mask and waits for the device."""
     # aminmax of a tensor with NaN is NaN
     return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
@@ -78,7 +77,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
-    """Return what a box of a tensor and a chunk of it share; None for nothing."""
+    """Return the box that a box of a tensor and a chunk of it share; None if they share nothing."""
     shared = tuple(
         slice(max(part.start, start), min(part.stop, start + size))
         for part, start, size in zip(box, chunk.offset, chunk.shape, strict=True)
@@ -87,16 +86,9 @@ def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
 
 
 def moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
-    """Return the box as seen from `origin`."""
     return tuple(
         slice(part.start - start, part.stop - start) for part, start in zip(box, origin, strict=True)
     )
-
-
-# Tables of tensor files: name → dtype, shape and place, checked before a byte of a tensor is read.
-#
-# Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`). Of the latter
-# nothing but its table of tensors is unpickled, and of that only tensors.
 
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -104,10 +96,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of a tensor in its file.
-
-    dtype: a safetensors name ("BF16"). begin: byte of the file where element 0 begins. strides: in elements.
-    """
+    """A tensor's place in its file: a safetensors dtype ("BF16"), its first byte, its strides in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -116,11 +105,7 @@ class StoredTensor:
 
 
 def read_table(path: Path) -> dict[str, StoredTensor]:
-    """Read the tensors of a file by name: a safetensors header, or the table that `torch.save` wrote.
-
-    Everything is checked: each tensor is inside the file, is as long as dtype and shape say, and
-    (safetensors) overlaps no other. KieloError names the file and the tensor.
-    """
+    """Read the tensors of a file by name, and check their places; KieloError names file and tensor."""
     path = Path(path)
     try:
         return _safetensors_table(path) if path.suffix == ".safetensors" else _torch_table(path)
@@ -158,7 +143,8 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
             raise KieloError(f"{path}: damaged: {name} is at {begin} to {end} with the shape {list(shape)}")
         if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise KieloError(
-                f"{path}: damaged: {name} has {end - begin} bytes, not those of {dtype} {list(shape)}"
+                f"{path}: damaged: {name} has {end - begin} bytes, which is not the size of {dtype} "
+                f"{list(shape)}"
             )
         if first + end > file_bytes:
             raise KieloError(
@@ -176,12 +162,12 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
 
 
 def _torch_table(path: Path) -> dict[str, StoredTensor]:
-    """Load fake tensors, which hold the places of their bytes (torch ≥ 2.6); no bytes are read for them."""
-    resave = "; transformers' save_pretrained writes it again as safetensors"
+    """Load fake tensors, which know the places of their bytes (torch ≥ 2.6); no other bytes are read."""
+    resave = ". Fix: write it again as safetensors, by transformers' save_pretrained"
     if not zipfile.is_zipfile(path):
         raise KieloError(
-            f"{path}: not a zip: cut short, or saved by a torch before 1.6, and then no part of it can be "
-            f"read alone{resave}"
+            f"{path}: not a zip: cut short, or saved by a torch before 1.6, whose files cannot be read in "
+            f"parts{resave}"
         )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -193,24 +179,24 @@ def _torch_table(path: Path) -> dict[str, StoredTensor]:
     except pickle.UnpicklingError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KieloError(
-            f"{path}: refused: it holds more than tensors, and loading it could run code ({reason})"
+            f"{path}: refused: it contains more than tensors, and loading it could run code ({reason})"
         ) from error
     except Exception as error:  # zipfile's, torch's reader's and the unpickler's own for damaged bytes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KieloError(f"{path}: cannot be read, cut short or damaged ({reason})") from error
     if is_packed or is_big_endian:
         raise KieloError(
-            f"{path}: {'compressed' if is_packed else 'not little-endian'}, which is not read{resave}"
+            f"{path}: {'compressed' if is_packed else 'not little-endian'}, which Kielo does not read{resave}"
         )
     if not isinstance(content, dict):
-        raise KieloError(f"{path}: holds a {type(content).__name__} and not tensors by name{resave}")
+        raise KieloError(f"{path}: contains a {type(content).__name__} and not tensors by name{resave}")
     file_bytes = path.stat().st_size
     return {name: _torch_entry(path, name, value, file_bytes) for name, value in content.items()}
 
 
 def _torch_entry(path: Path, name: Any, value: Any, file_bytes: int) -> StoredTensor:
     if not isinstance(name, str):
-        raise KieloError(f"{path}: holds something under {name!r}, which is no name of a tensor")
+        raise KieloError(f"{path}: contains something under {name!r}, which is no name of a tensor")
     if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
         found = f"{value.dtype} in {value.layout}" if isinstance(value, Tensor) else type(value).__name__
         raise KieloError(f"{path}: {name} is a {found}; known: tensors of {', '.join(DTYPES)}")

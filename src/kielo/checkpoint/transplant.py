@@ -1,9 +1,8 @@
-"""A vocabulary transplant: rows of an old embedding or head in a file → rows of a new one, of any layout.
+"""A vocabulary transplant: old rows of an embedding or head in a file → new rows, of any layout.
 
-A rank reads the old rows that its own new rows are made of, in the order of the file and at most
-`BLOCK_BYTES` of them at a time, and adds them to as many of its own at a time: beside its shard it holds a
-few such blocks, and neither matrix is ever whole. Rows are added up in fp32 in ascending order of the old
-ids, each times its weight, or unweighted and then divided, so that every layout computes the same bits.
+A rank reads the old rows of its own new rows, in the order of the file and at most `BLOCK_BYTES` at a time,
+so neither matrix is ever whole. Rows are added up in fp32 in ascending order of the old ids, each times its
+weight, or unweighted and then divided: every layout computes the same bits.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ FirstValue = Callable[[str, Sequence[int], Box], Tensor]
 
 @dataclass(frozen=True)
 class Transplant:
-    """The map of rows, and where the values of random rows come from."""
+    """The map of rows, and the source of values of random rows."""
 
     row_map: RowMap
     first_value: FirstValue
@@ -43,16 +42,12 @@ class Transplant:
         ):
             return None
         return (
-            f"has the shape {list(stored.shape)}, and the rows of {needed} old tokens, of {list(shape[1:])} "
-            "numbers, are to come from it. Fix: the tokenizer.json that belongs to these weights "
-            "beside them"
+            f"has the shape {list(stored.shape)}, but must have rows of {needed} old tokens, of "
+            f"{list(shape[1:])} numbers. Fix: the tokenizer.json that belongs to these weights beside them"
         )
 
     def fill(self, name: str, shape: Sequence[int], shard: Tensor, box: Box, source: "Source") -> bool:
-        """Fill `shard`, the box of the parameter `name`; rows beyond the new vocabulary become zero.
-
-        Returns False where what was read is not finite.
-        """
+        """Fill the box `shard` of a parameter, padding with zero; return False if a row is not finite."""
         shard.zero_()
         if not shard.numel():
             return True
@@ -69,7 +64,6 @@ class Transplant:
         return is_finite(shard)  # a sum with a value that is not finite is none either
 
     def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> None:
-        """Add the old rows of each new one to the shard, in ascending order of the old ids."""
         olds, rows = parts.olds, parts.rows
         most, wanted = _rows_of_block(shard), np.unique(olds)
         for begin in range(0, len(wanted), most):
@@ -88,10 +82,7 @@ class Transplant:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which old row is added to which new one of a shard, ascending by old row.
-
-    weights: fp32, what each is multiplied by; None where all are 1.
-    """
+    """Old rows, the new rows that they are added to, and their fp32 weights (None: all 1), by old row."""
 
     olds: np.ndarray
     rows: np.ndarray
@@ -99,7 +90,6 @@ class Parts:
 
 
 def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | None]) -> Parts:
-    """Return the old rows of each new one in the order in which they are added."""
     unsorted = (
         (old, row, weight)
         for row, (olds, weighing) in enumerate(zip(of_box, weights, strict=True))
@@ -157,10 +147,7 @@ def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _without_repetition(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Yield at most `most` places of `rows` at a time, in which no row is there twice.
-
-    These are the first of each row, then the second, …
-    """
+    """Yield at most `most` places of `rows` at a time: the first of each row, then the second, …"""
     seen: Counter[int] = Counter()
     occurrence = np.empty(len(rows), dtype=np.int64)
     for place, row in enumerate(rows.tolist()):

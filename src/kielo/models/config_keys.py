@@ -1,15 +1,15 @@
 """The keys of a Hugging Face `config.json`, as each family declares them in its `tables.py`; torch-free.
 
-A family's `KEYS` is a table of entries. An entry says which keys of `config.json` and of `[model]` belong
-together, their values, and the value of a key that is left out. The import, the export and the refusals all
-follow from the table: `read_config`, `write_config`, `defaults` and `complaints`.
+A family's `KEYS` is a table of entries: which keys of `config.json` and of `[model]` belong together, their
+values, and their defaults. The import, the export and the refusals follow from it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from kielo.models.config_reader import (
     LAYER_KINDS,
+    LAYERS,
     NO_NULL,
     NUMBER,
     SHARE,
@@ -18,8 +18,8 @@ from kielo.models.config_reader import (
     ConfigReader,
     Kind,
 )
-from kielo.models.decoder_count import layer_types
-from kielo.models.rope_scaling import DEFAULT_ROPE_THETA, normalise_rope, short
+from kielo.models.family_tables import layer_types
+from kielo.models.rope_scaling import DEFAULT_ROPE_THETA, Scaling, normalise_rope, short
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Model
@@ -28,50 +28,37 @@ from kielo.recipe.sections import CompleteModel, Model
 _OF_THE_RECIPE = ("model_type", "params", "vocab_multiple", "weights", "transplant", "transplant_vectors")
 
 
-class Entry(Protocol):
-    """Keys of config.json and keys of [model] that belong together. ours: the keys of [model]."""
-
-    @property
-    def ours(self) -> tuple[str, ...]: ...
-
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of [model]. values: what the entries above have read."""
-
-    def write(self, model: CompleteModel) -> dict[str, Any]:
-        """Return keys and values of config.json for a complete model."""
-
-    def defaults(self) -> dict[str, Any]:
-        """Return the family's values of keys of [model] whose default is the family's."""
-
-    def complaints(self, model: CompleteModel) -> Iterable[str]:
-        """Yield why [model] has values that this family or its config.json cannot have."""
-
-
-class _Quiet:
-    """An entry that has no keys of [model], writes nothing and refuses nothing."""
+class Entry:
+    """Keys of config.json and keys `ours` of [model] that belong together; in this base class none."""
 
     ours: tuple[str, ...] = ()
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
+        """Return values of [model]. values: the whole numbers that the entries above have read."""
         return {}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
+        """Return keys and values of config.json for a complete model."""
         return {}
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
+        """Return the family's values of keys of [model] whose default is the family's."""
         return {}
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
+        """Yield the values of [model] that this family or its config.json cannot have, with reasons."""
         return ()
 
 
-class Key(_Quiet):
+# A value, or a function of the whole numbers read before.
+Default = Callable[[Mapping[str, int]], object] | object
+
+
+class Key(Entry):
     """One key of [model] under one key of config.json.
 
     theirs: names in config.json, of which the first is written. default: the value of transformers if the key
-    is missing, None if the key is required. null: the meaning of null, if it is allowed. default and null may
-    be functions of the values read before.
-    is_family_default: does `default` also hold for a [model] section without the key?
+    is missing, None if it is required; also [model]'s if is_family_default. null: its meaning, if allowed.
     """
 
     def __init__(
@@ -79,14 +66,14 @@ class Key(_Quiet):
         ours: str,
         *theirs: str,
         kind: Kind,
-        default: Any,
-        null: Any = NO_NULL,
+        default: Default,
+        null: Default = NO_NULL,
         is_family_default: bool = False,
     ):
         self.ours, self._key, self._theirs, self._kind = (ours,), ours, theirs or (ours,), kind
         self._default, self._null, self._is_family_default = default, null, is_family_default
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         default, null = (given(values) if callable(given) else given for given in (self._default, self._null))
         value = reader.value(self._theirs, self._kind, default, null)
         if value is None and null is NO_NULL:
@@ -94,40 +81,51 @@ class Key(_Quiet):
             value = 1
         return {self._key: value}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         value = getattr(model, self._key)
         return {self._theirs[0]: bool(value) if self._kind is SWITCH else value}
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
         return {self._key: self._default} if self._is_family_default else {}
 
 
-def switch(name: str, default: bool, *theirs: str) -> Key:
+def switch(name: str, default: bool) -> Key:
     """Return the entry of a switch, whose default is the family's in [model] too."""
-    return Key(name, *theirs, kind=SWITCH, default=default, is_family_default=True)
+    return Key(name, kind=SWITCH, default=default, is_family_default=True)
 
 
-class Choice(_Quiet):
-    """A key of which Kielo does a few values; the first is the default, also for null and in [model].
+def sizes(vocabulary: int, hidden: int, inside: int, layers: int, heads: int) -> tuple[Key, ...]:
+    """Return the entries of the five sizes of every model, with these defaults."""
+    return (
+        Key("vocab_size", kind=SIZE, default=vocabulary),
+        Key("hidden_size", kind=SIZE, default=hidden),
+        Key("intermediate_size", kind=SIZE, default=inside),
+        Key("num_hidden_layers", kind=LAYERS, default=layers),
+        Key("num_attention_heads", kind=SIZE, default=heads),
+    )
 
-    ours, theirs: None if [model] or config.json has no such key. is_written: does the export have the key?
+
+class Choice(Entry):
+    """A key of which Kielo supports a few values. The first is the default, also for null and in [model].
+
+    ours, theirs: None if [model] or config.json has no such key. is_written: exports have the key.
     """
 
-    def __init__(self, *known: Any, ours: str | None, theirs: str | None, is_written: bool = True):
+    def __init__(self, *known: object, ours: str | None, theirs: str | None, is_written: bool = True):
         self.ours = () if ours is None else (ours,)
         self._known, self._ours, self._theirs, self._is_written = known, ours, theirs, is_written
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         value = self._known[0] if self._theirs is None else reader.only(self._theirs, self._known)
         return {} if self._ours is None else {self._ours: value}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         if self._theirs is None or not self._is_written:
             return {}
         value = None if self._ours is None else getattr(model, self._ours)
         return {self._theirs: self._known[0] if value is None else value}
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
         return {} if self._ours is None or self._known[0] is None else {self._ours: self._known[0]}
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -138,60 +136,57 @@ class Choice(_Quiet):
             )
 
 
-def only(theirs: str, *known: Any, is_written: bool = False) -> Choice:
-    """Return the entry of a key of config.json that [model] lacks, because Kielo does only these values."""
+def only(theirs: str, *known: object, is_written: bool = False) -> Choice:
+    """Return the entry of a key of config.json that [model] lacks, as Kielo supports only these values."""
     return Choice(*known, ours=None, theirs=theirs, is_written=is_written)
 
 
-def fixed(ours: str, *known: Any, theirs: str | None = None, is_written: bool = True) -> Choice:
+def fixed(ours: str, *known: object, theirs: str | None = None, is_written: bool = True) -> Choice:
     """Return the entry of a key of [model] that has only these values in this family."""
     return Choice(*known, ours=ours, theirs=theirs, is_written=is_written)
 
 
-class Unread(_Quiet):
-    """Keys of config.json that do not change a model's logits in use; exports have `written`.
+class Unread(Entry):
+    """Keys of config.json that do not change logits. written: key → value of exports, or of the model."""
 
-    written: key → value, or a function of the model.
-    """
-
-    def __init__(self, *theirs: str, **written: Any):
+    def __init__(self, *theirs: str, **written: object):
         self._theirs, self._written = theirs, written
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         for name in (*self._theirs, *self._written):
             reader.get(name)
         return {}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         return {key: value(model) if callable(value) else value for key, value in self._written.items()}
 
 
-class HeadWidth(_Quiet):
-    """The width of a head: config.json's head_dim, or hidden_size / heads. default: as for `Key`."""
+class HeadWidth(Entry):
+    """The width of a head: config.json's head_dim. default: None for hidden_size / heads, also for null."""
 
     ours = ("head_dim",)
 
-    def __init__(self, **default: Any):
+    def __init__(self, default: int | None = None):
         self._default = default
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
-        default = self._default or {"default": None, "null": None}
-        width = reader.value(("head_dim",), SIZE, **default)
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
+        null = None if self._default is None else NO_NULL
+        width = reader.value(("head_dim",), SIZE, self._default, null)
         return {"head_dim": width or _derived_width(reader, values)}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         return {"head_dim": model.head_dim}
 
 
-class WholeHeads(_Quiet):
+class WholeHeads(Entry):
     """Heads without groups that fill hidden_size. config.json has no keys for other shapes."""
 
     ours = ("num_key_value_heads", "head_dim")
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         heads, width = values["num_attention_heads"], _derived_width(reader, values)
-        reader.get("num_key_value_heads")  # transformers does not
-        reader.only("head_dim", (width,))  # transformers' RoPE reads it in these families too
+        reader.get("num_key_value_heads")  # transformers does not read it
+        reader.only("head_dim", (width,))  # transformers' RoPE reads it
         return {"num_key_value_heads": heads, "head_dim": width}
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -208,35 +203,32 @@ class WholeHeads(_Quiet):
             )
 
 
-def _derived_width(reader: ConfigReader, values: Mapping[str, Any]) -> int:
+def _derived_width(reader: ConfigReader, values: Mapping[str, int]) -> int:
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     if hidden % heads:
         reader.complain(f"hidden_size {hidden} is no multiple of the {heads} attention heads")
     return max(1, hidden // heads)
 
 
-class NoWindows(_Quiet):
+class NoWindows(Entry):
     """Every layer attends to the whole sequence."""
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         reader.only("sliding_window", (None,))
         if "sliding_attention" in reader.layer_types(LAYER_KINDS[:1] * values["num_hidden_layers"]):
             reader.complain("layer_types has sliding_attention, which models of this type do not have")
         return {}
 
 
-class Windows(_Quiet):
-    """layer_types and sliding_window; by default every `full_every`-th layer has no window.
-
-    pattern: keys of config.json that replace full_every.
-    """
+class Windows(Entry):
+    """layer_types and sliding_window; every `full_every`-th layer (keys: `pattern`) has no window."""
 
     ours = ("sliding_window", "layer_types")
 
     def __init__(self, full_every: int, *pattern: str):
         self._full_every, self._pattern = full_every, pattern
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         every = reader.value(self._pattern, SIZE, self._full_every)
         count = values["num_hidden_layers"]
         usual = [LAYER_KINDS[number % every != 0] for number in range(1, count + 1)]
@@ -247,18 +239,17 @@ class Windows(_Quiet):
             reader.complain("layer_types has sliding_attention, but sliding_window is null")
         return {"layer_types": kinds, "sliding_window": window}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         # transformers makes the windowed mask even if no layer uses it.
         window = model.sliding_window or model.max_position_embeddings
         return {"layer_types": list(layer_types(model)), "sliding_window": window}
 
 
-class Rope(_Quiet):
-    """RoPE's base and scaling, the same in all layers.
+class Rope(Entry):
+    """RoPE's base and scaling, the same in all layers. Exports have the spelling of transformers 4.
 
-    Exports have transformers 4's spelling, which transformers 4 and 5 both read.
-    theta: its key and default in config.json. rotary_pct: default of the key of that name, for families that
-    rotate a share of each head.
+    theta, default: key of the base in config.json, and its default. rotary_pct: default of the key of that
+    name, for families that rotate a share of each head.
     """
 
     def __init__(
@@ -267,17 +258,17 @@ class Rope(_Quiet):
         self._theta, self._default, self._rotary_pct = theta, default, rotary_pct
         self.ours = ("rope_theta", "rope_scaling", *(() if rotary_pct is None else ("rotary_pct",)))
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         theta = reader.value((self._theta,), NUMBER, self._default)
         older, newer = reader.get("rope_scaling"), reader.get("rope_parameters")
         scaling = older or newer  # in the order of transformers
         share = self._share(reader, scaling)
         scaling = _with_trained_length(reader, scaling)
         base, scaling = _normalised(reader, theta, scaling, values, share)
-        found = {"rope_theta": base, "rope_scaling": scaling}
+        found: dict[str, object] = {"rope_theta": base, "rope_scaling": scaling}
         return found if self._rotary_pct is None else found | {"rotary_pct": share}
 
-    def _share(self, reader: ConfigReader, scaling: Any) -> float:
+    def _share(self, reader: ConfigReader, scaling: object) -> float:
         if self._rotary_pct is None:
             reader.only("partial_rotary_factor", (1.0,))
             return 1.0
@@ -285,22 +276,22 @@ class Rope(_Quiet):
         inside = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
         if inside is not None and not SHARE.fits(inside):
             reader.complain(
-                f"partial_rotary_factor = {short(inside)} does not fit; expected {SHARE.expected}"
+                f"partial_rotary_factor = {short(inside)} does not fit: expected {SHARE.expected}"
             )
         return share if inside is None else inside
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
         share = {} if self._rotary_pct is None else {"rotary_pct": model.rotary_pct}
         return {self._theta: base, "rope_scaling": scaling, **share}
 
 
-class RopeByKind(_Quiet):
+class RopeByKind(Entry):
     """RoPE with a base of its own in windowed layers, or one base and a scaling of full layers only.
 
-    transformers 5 writes `rope_parameters` with a table for each kind of layer. transformers 4 writes the
-    `rope_scaling` of full layers, and a key for each base: (name, default), a default of None if versions of
-    transformers take different values. A scaling of windowed layers is refused.
+    transformers 5 writes `rope_parameters` with a table for each kind of layer; transformers 4 writes the
+    `rope_scaling` of full layers and a key for each base. theta, windowed: (key, default) of each base, or no
+    default if versions of transformers differ in it.
     """
 
     def __init__(
@@ -313,11 +304,13 @@ class RopeByKind(_Quiet):
         self._theta, self._windowed = theta, windowed
         self._has_scaling, self._writes_both = has_scaling, writes_both
         self._is_one_base = theta == windowed
-        self.ours = ("rope_theta",)
-        self.ours += ("rope_scaling",) if has_scaling else ()
-        self.ours += () if self._is_one_base else ("rope_local_base_freq",)
+        self.ours = (
+            "rope_theta",
+            *(("rope_scaling",) if has_scaling else ()),
+            *(() if self._is_one_base else ("rope_local_base_freq",)),
+        )
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         reader.only("partial_rotary_factor", (1.0,))
         by_kind, older = reader.get("rope_parameters"), reader.get("rope_scaling")
         theta, windowed_theta = (
@@ -343,26 +336,26 @@ class RopeByKind(_Quiet):
             return {}
         else:
             if older:
-                reader.complain("rope_scaling and rope_parameters mean the same; expected one of them")
+                reader.complain("rope_scaling and rope_parameters mean the same: expected one of them")
             base, scaling = _normalised(reader, None, by_kind["full_attention"], values)
             windowed_base, windowed_scaling = _normalised(reader, None, by_kind["sliding_attention"], values)
         if windowed_scaling is not None:
-            reader.complain("rope_parameters.sliding_attention has a scaling, which is not supported")
+            reader.complain("rope_parameters.sliding_attention has a scaling, which Kielo does not support")
         if scaling is not None and not self._has_scaling:
-            reader.complain(f"asks for what Kielo does not do: rope_scaling of type {scaling['rope_type']}")
-        found = {"rope_theta": base, "rope_scaling": scaling}
+            reader.complain(f"not supported: rope_scaling of type {scaling['rope_type']}")
+        found: dict[str, object] = {"rope_theta": base, "rope_scaling": scaling}
         if not self._is_one_base:
             return found | {"rope_local_base_freq": windowed_base}
         if base != windowed_base:
             reader.complain(
                 f"rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for sliding "
-                "attention; only one for both is supported"
+                "attention; only the same rope_theta for both is supported"
             )
         return found
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
-        written: dict[str, Any] = {self._theta[0]: base}
+        written: dict[str, object] = {self._theta[0]: base}
         if not self._is_one_base:
             written[self._windowed[0]] = model.rope_local_base_freq
         if self._has_scaling:
@@ -376,7 +369,7 @@ class RopeByKind(_Quiet):
         return written
 
 
-def _missing_bases(by_kind: Any) -> list[str]:
+def _missing_bases(by_kind: object) -> list[str]:
     tables = by_kind if isinstance(by_kind, Mapping) else {}
     return [
         f"{kind}.rope_theta"
@@ -385,10 +378,10 @@ def _missing_bases(by_kind: Any) -> list[str]:
     ]
 
 
-def _with_trained_length(reader: ConfigReader, scaling: Any) -> Any:
+def _with_trained_length(reader: ConfigReader, scaling: object) -> object:
     """Add the length that the model was trained with, which files may have beside the scaling.
 
-    transformers 5 prefers the outer value and transformers 4 the inner value: unequal values are refused.
+    transformers 5 prefers the outer value and transformers 4 the inner value, so unequal values are refused.
     """
     key = "original_max_position_embeddings"
     outer = reader.get(key)
@@ -401,8 +394,8 @@ def _with_trained_length(reader: ConfigReader, scaling: Any) -> Any:
     return {**scaling, key: outer}
 
 
-def _refuse_trained_length_beside(reader: ConfigReader, scaling: Any, values: Mapping[str, Any]) -> None:
-    """Complain of a trained length beside the scaling, which transformers does not read in these families."""
+def _refuse_trained_length_beside(reader: ConfigReader, scaling: object, values: Mapping[str, int]) -> None:
+    """Complain of a trained length beside the scaling. transformers does not read it in these families."""
     key = "original_max_position_embeddings"
     outer = reader.get(key)
     if not isinstance(scaling, Mapping) or scaling.get(key) is not None:
@@ -410,13 +403,13 @@ def _refuse_trained_length_beside(reader: ConfigReader, scaling: Any, values: Ma
     if outer not in (None, values["max_position_embeddings"]):
         reader.complain(
             f"{key} = {short(outer)} stands beside rope_scaling, where transformers does not read it for "
-            "models of this type; it belongs inside"
+            "models of this type. Fix: move it into rope_scaling"
         )
 
 
 def _normalised(
-    reader: ConfigReader, theta: float | None, scaling: Any, values: Mapping[str, Any], share: float = 1.0
-) -> tuple[float, dict[str, Any] | None]:
+    reader: ConfigReader, theta: float | None, scaling: object, values: Mapping[str, int], share: float = 1.0
+) -> tuple[float, Scaling | None]:
     try:
         return normalise_rope(theta, scaling, values["max_position_embeddings"], "", share)
     except KieloError as error:
@@ -424,66 +417,42 @@ def _normalised(
         return DEFAULT_ROPE_THETA, None
 
 
-# Keys that all families treat alike. The first are no part of the maths: exports have their own.
+# Keys without a part in the maths, which exports have of their own. `artifact/weights_folder.py` reads
+# transformers_weights.
+_OF_NO_MODEL = """
+    model_type bos_token_id eos_token_id pad_token_id cls_token_id sep_token_id dtype torch_dtype use_cache
+    auto_map transformers_version _name_or_path id2label label2id _attn_implementation_autoset problem_type
+    return_dict output_attentions output_hidden_states chunk_size_feed_forward pretraining_tp is_decoder
+    classifier_dropout tokenizer_class transformers_weights
+"""
+# Keys that all families treat alike.
 COMMON: tuple[Entry, ...] = (
-    Unread(
-        "model_type", "bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "dtype",
-        "torch_dtype", "use_cache", "auto_map", "transformers_version", "_name_or_path", "id2label",
-        "label2id", "_attn_implementation_autoset", "problem_type", "return_dict", "output_attentions",
-        "output_hidden_states", "chunk_size_feed_forward", "pretraining_tp", "is_decoder",
-        "classifier_dropout", "tokenizer_class", "transformers_weights",  # artifact/weights_folder.py
-    ),
+    Unread(*_OF_NO_MODEL.split()),
     only("is_encoder_decoder", False),
     only("add_cross_attention", False),
     only("pruned_heads", {}),
-)  # fmt: skip
+)
 
 
 def read_config(
-    entries: Iterable[Entry], config: Mapping[str, Any], model_type: str, where: str
+    entries: Iterable[Entry], config: Mapping[str, object], model_type: str, where: str
 ) -> tuple[CompleteModel, list[str]]:
-    """Return the complete model of a config, and the keys that no entry knows.
-
-    Raise KieloError with every complaint, after the name of the file.
-    """
-    reader, values = ConfigReader(config), {"model_type": model_type}
+    """Return a config's model, and the keys that no entry knows. Raise KieloError with every complaint."""
+    reader, values = ConfigReader(config), dict[str, Any](model_type=model_type)
     for entry in (*COMMON, *entries):
         values |= entry.read(reader, values)
     # transformers 5 makes its masks by this key, which no family's class declares.
     reader.only("is_causal", (not FAMILIES[model_type].is_encoder,))
     if reader.get("quantization_config"):
-        reader.complain(
-            "asks for what Kielo does not do: quantization_config (weights must be bf16, fp16 or fp32)"
-        )
+        reader.complain("not supported: quantization_config (weights must be bf16, fp16 or fp32)")
     if reader.complaints:
         raise KieloError(f"{where}: " + "; ".join(dict.fromkeys(reader.complaints)))
     return CompleteModel(**values), sorted(set(config) - reader.keys_read)
 
 
-def write_config(entries: Iterable[Entry], model: CompleteModel) -> dict[str, Any]:
-    """Return the config.json of a complete model, without tokens and dtype."""
-    return {key: value for entry in entries for key, value in entry.write(model).items()}
-
-
-def defaults(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the family's values of keys of [model] that are unset."""
-    return {key: value for entry in entries for key, value in entry.defaults().items()}
-
-
-def keys_of_model(entries: Iterable[Entry]) -> set[str]:
-    """Return the keys of [model] that the family has."""
-    return {key for entry in entries for key in entry.ours}
-
-
-def foreign_keys(entries: Iterable[Entry], model: CompleteModel, given: Collection[str]) -> Iterator[str]:
-    """Yield the keys of [model] that the family does not have and that are `given` or have no default."""
-    known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
+def foreign_keys(model: CompleteModel, own: Collection[str], given: Collection[str]) -> Iterator[str]:
+    """Yield keys of [model] that the family does not have, and that are `given` or not the default."""
     for key, field in Model.model_fields.items():
-        if key not in known and (key in given or getattr(model, key) != field.default):
+        is_set = key in given or getattr(model, key) != field.default
+        if is_set and key not in own and key not in _OF_THE_RECIPE:
             yield key
-
-
-def complaints(entries: Iterable[Entry], model: CompleteModel) -> Iterator[str]:
-    """Yield why a [model] section has values that this family or its config.json cannot have."""
-    for entry in entries:
-        yield from entry.complaints(model)

@@ -11,7 +11,7 @@ NO_NULL = object()
 
 
 class Kind(NamedTuple):
-    """Describe what a value must be: a test, and the words for an error."""
+    """A kind of value: a test of it, and the words of an error."""
 
     fits: Callable[[Any], bool]
     expected: str
@@ -28,26 +28,19 @@ SWITCH = Kind(lambda value: isinstance(value, bool), "true or false")
 
 
 class ConfigReader:
-    """Read values of one config, collect complaints, and note which keys were read.
+    """A reader of one config. It collects complaints, continues with defaults, and notes the keys read."""
 
-    A value with a complaint is replaced by the default, so that reading continues.
-    """
-
-    def __init__(self, config: Mapping[str, Any]):
+    def __init__(self, config: Mapping[str, object]):
         self._config = config
         self.complaints: list[str] = []
         self.keys_read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """Return the value of a key, None if it is missing."""
         self.keys_read.add(name)
         return self._config.get(name)
 
     def value(self, names: Sequence[str], kind: Kind, default: Any, null: Any = NO_NULL) -> Any:
-        """Return the value of the first key among `names` that exists.
-
-        default: the value if all are missing. null: the meaning of null, if null is allowed.
-        """
+        """Return the value of the first key among `names` that exists, else `default`; null is `null`."""
         self.keys_read.update(names)
         present = [name for name in names if name in self._config]
         present = [name for name in present if self._config[name] is not None] or present
@@ -64,7 +57,7 @@ class ConfigReader:
             return null
         if not kind.fits(value):
             given = "null" if value is None else short(value)
-            self.complain(f"{present[0]} = {given} does not fit; expected {kind.expected}")
+            self.complain(f"{present[0]} = {given} does not fit: expected {kind.expected}")
             return default
         return value
 
@@ -74,15 +67,12 @@ class ConfigReader:
         if value is None:
             return known[0]
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
-            self.complain(
-                f"asks for what Kielo does not do: {name} = {short(value)} (known: "
-                f"{', '.join(map(repr, known))})"
-            )
+            self.complain(f"not supported: {name} = {short(value)} (known: {', '.join(map(repr, known))})")
             return known[0]
         return value
 
     def layer_types(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the kind of each layer; `default` if the key is missing or null."""
+        """Return the kind of each layer: `default` if the key is missing or null."""
         count = len(default)
         kind = Kind(
             lambda value: (

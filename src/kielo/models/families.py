@@ -1,8 +1,4 @@
-"""The model families Kielo knows, and how a Hugging Face `config.json` becomes a `[model]` section.
-
-Torch-free: a login node plans with it. Data in: Hugging Face's model_type ("qwen3") or a `config.json`; data
-out: the family's tables or its model as a module, or a `recipe.sections.CompleteModel`.
-"""
+"""The model families Kielo knows, and the `[model]` section of a Hugging Face `config.json`; torch-free."""
 
 import importlib
 import json
@@ -11,18 +7,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from kielo.artifact.json_object import JsonTable
 from kielo.models import config_keys
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Model
 
-# Kinds of model that are similar to one of these, and the reason why each is refused.
+# Kinds of model that are similar to a known kind, and the reason why each is refused.
 _REFUSED = {
-    "gemma3": "reads images too; only text models are known here: one whose config.json says gemma3_text "
-    "(such as Gemma 3 270M and 1B)",
+    "gemma3": "reads images too, and Kielo knows text models only. Fix: a model whose config.json says "
+    "gemma3_text (such as Gemma 3 270M and 1B)",
 }
-
 # Keys under which models of several parts keep the text model's own config.
 _NESTED = ("text_config", "llm_config", "language_config")
 
@@ -30,56 +26,43 @@ _NESTED = ("text_config", "llm_config", "language_config")
 def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
     """Import a family's tables, or its model, which imports torch. KieloError for an unknown family."""
     if model_type not in FAMILIES:
-        raise KieloError(
-            f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
-        )
+        raise KieloError(f"model.model_type = {model_type!r} is not known. Fix: one of {', '.join(FAMILIES)}")
     return importlib.import_module(f"kielo.models.{FAMILIES[model_type].folder}.{part}")
 
 
-def _by_class(config: dict[str, Any]) -> str | None:
-    """Return the family of a config without a model_type, by the classes of the remote code that it names.
-
-    Those of LTG-BERT begin with Ltgbert (HPLT) or Norbert (NorBERT 3).
-    """
+def _by_class(config: Mapping[str, object]) -> str | None:
+    """Return the family of a config without a model_type, by the classes of its remote code."""
     named = (config.get("architectures"), config.get("auto_map"))
     return "ltg_bert" if any(word in str(named).lower() for word in ("ltgbert", "norbert")) else None
 
 
 def build_model(config: CompleteModel) -> Any:
-    """Build the family's nn.Module, on the default device. Imports torch.
-
-    Raise KieloError for a config that does not fit.
-    """
+    """Build the family's nn.Module on the default device. KieloError for a config that does not fit."""
     check(config)
     return getattr(module(config.model_type, "model"), FAMILIES[config.model_type].class_name)(config)
 
 
 def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
-    """Return the family's table of the keys of config.json and [model]."""
     return module(model_type, "tables").KEYS[model_type]
 
 
 def keys_of_family(model_type: str) -> set[str]:
-    """Return the keys of [model] that models of the family have."""
-    return config_keys.keys_of_model(config_entries(model_type))
+    return {key for entry in config_entries(model_type) for key in entry.ours}
 
 
-def family_defaults(model_type: str) -> dict[str, Any]:
-    """Return the values of keys of [model] whose default is the family's."""
-    return config_keys.defaults(config_entries(model_type))
+def family_defaults(model_type: str) -> dict[str, object]:
+    """Return the family's values of keys of [model] that are unset."""
+    return {key: value for entry in config_entries(model_type) for key, value in entry.defaults().items()}
 
 
 def check(model: CompleteModel) -> None:
-    """Raise KieloError naming every key that is unfit or not the family's."""
+    """Raise KieloError with all of `model_complaints`."""
     if complaints := list(model_complaints(model)):
         raise KieloError("; ".join(complaints))
 
 
 def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Iterator[str]:
-    """Yield why a model is none of its family.
-
-    given: keys that a person gives, which the family must have even if they have their default's value.
-    """
+    """Yield the keys that do not fit the model or the family, with reasons. given: a recipe's keys."""
     parts = module(model.model_type, "tables").layer_parts(model)
     if parts.is_rotary and model.head_dim % 2:
         yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
@@ -95,28 +78,25 @@ def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Itera
         )
     if "sliding_attention" in (model.layer_types or ()) and model.sliding_window is None:
         yield "model.layer_types has sliding_attention, but model.sliding_window is not set"
-    entries = config_entries(model.model_type)
-    for key in config_keys.foreign_keys(entries, model, given):
+    for key in config_keys.foreign_keys(model, keys_of_family(model.model_type), given):
         theirs = [name for name in FAMILIES if key in keys_of_family(name)]
         yield (
             f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it; it is of "
             f"{', '.join(theirs)}. Fix: leave the key out"
         )
-    yield from config_keys.complaints(entries, model)
+    for entry in config_entries(model.model_type):
+        yield from entry.complaints(model)
 
 
-# What a recipe may leave out, and every model has.
+# Keys that a recipe may leave out, and every model has.
 _OF_EVERY_MODEL = [name for name, field in CompleteModel.model_fields.items() if field.is_required()]
 
 
 def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
-    """Return `model` with every key set that follows from others or is its family's default.
-
-    Raise KieloError for a model.rope_scaling that does not fit, and for a vocab_size that is not set.
-    """
+    """Return `model` with the keys set that follow from other keys or have a default of the family."""
     defaults = family_defaults(model.model_type)
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
-    derived: dict[str, Any] = {
+    derived: dict[str, object] = {
         "max_position_embeddings": max_position_embeddings,
         "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
         "head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
@@ -133,11 +113,7 @@ def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
 
 
 def read_hf_config(path: str | Path) -> CompleteModel:
-    """Read the model of a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
-
-    `path` is the file or the folder that holds it. Keys that do not change the maths are ignored. A key whose
-    value asks for something Kielo does not do is refused by name.
-    """
+    """Read the model of a Hugging Face `config.json` (the file, or in the folder), of transformers 4 or 5."""
     model_type, config, where = _config_json(path)
     model = model_of_config(model_type, config, where)
     try:
@@ -148,29 +124,27 @@ def read_hf_config(path: str | Path) -> CompleteModel:
 
 
 def keys_passed_over(path: str | Path) -> list[str]:
-    """Return the keys of a config.json that this family has nowhere, here and in transformers."""
+    """Return the keys of a config.json that neither Kielo nor transformers has for this family."""
     model_type, config, where = _config_json(path)
     return config_keys.read_config(config_entries(model_type), config, model_type, where)[1]
 
 
-def _config_json(path: str | Path) -> tuple[str, dict[str, Any], str]:
-    """Return a config.json's model_type, its content, and the file's path."""
+def _config_json(path: str | Path) -> tuple[str, dict[str, object], str]:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(
-            f"{path}: cannot be read ({error.strerror}); expected a Hugging Face config.json"
-        ) from None
+        reason = f"cannot be read ({error.strerror}): expected a Hugging Face config.json"
+        raise KieloError(f"{path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise KieloError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
-        raise KieloError(f"{path}: holds a {type(config).__name__}, and not the keys and values of a model")
+        raise KieloError(f"{path}: contains a {type(config).__name__}, not the keys and values of a model")
     model_type = config.get("model_type") or _by_class(config)
     if not isinstance(model_type, str) or model_type not in {*FAMILIES, *_REFUSED}:
         raise KieloError(
-            f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
+            f"{path}: model_type = {model_type!r} is not known. Fix: one of {', '.join(FAMILIES)}"
         )
     if model_type in _REFUSED:
         raise KieloError(f"{path}: a model of model_type = {model_type!r} {_REFUSED[model_type]}")
@@ -182,7 +156,7 @@ def _config_json(path: str | Path) -> tuple[str, dict[str, Any], str]:
     return model_type, config, str(path)
 
 
-def model_of_config(model_type: str, config: Mapping[str, Any], where: str) -> CompleteModel:
+def model_of_config(model_type: str, config: Mapping[str, object], where: str) -> CompleteModel:
     """Return the model of the config.json at `where`. Raise KieloError with every complaint."""
     return config_keys.read_config(config_entries(model_type), config, model_type, where)[0]
 
@@ -193,14 +167,12 @@ def hf_config(
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
     dtype: str = "float32",
-) -> dict[str, Any]:
-    """Return the config.json of an export. dtype: the type of the stored weights.
-
-    RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
-    """
+) -> JsonTable:
+    """Return an export's config.json, which transformers 4 and 5 read. dtype: of stored weights."""
     family = FAMILIES[model.model_type]
-    written: dict[str, Any] = {"model_type": model.model_type} if family.in_transformers else {}
-    written |= config_keys.write_config(config_entries(model.model_type), model)
+    written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}
+    for entry in config_entries(model.model_type):
+        written |= entry.write(model)
     written |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if family.is_encoder:
         last = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id

@@ -1,8 +1,6 @@
 """The place of a parameter in Hugging Face's files: the piece of a stored tensor that it is; torch-free.
 
-Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused,
-head by head, and GPT-2 side by side and transposed. A family's `tables.py` has a `Piece` for each parameter;
-reading, writing and comparing weights use it, for the whole parameter or the box of it that a rank owns.
+BLOOM and GPT-NeoX store queries, keys and values fused head by head, GPT-2 side by side and transposed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +13,8 @@ Box = tuple[slice, ...]
 class Piece:
     """Rows of the stored tensor `name` from `first_row` on, in blocks of `block_rows` every `stride_rows`.
 
-    Without `block_rows` the rows are contiguous. transposed: the file holds [columns, rows]. rows: the number
-    of the parameter's rows that the file has, None for all; the others are padding, zero here and not in the
-    file.
+    Without `block_rows` the rows are contiguous. transposed: the file has [columns, rows]. rows: the number
+    of the parameter's rows in the file, None for all; the other rows are padding and zero.
     """
 
     name: str
@@ -28,10 +25,7 @@ class Piece:
     rows: int | None = None
 
     def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
-        """Yield (box of the parameter, the same box in the file) for each contiguous part of `box`.
-
-        `box` is a slice with bounds for each dim; padding rows and empty parts are left out.
-        """
+        """Yield (box of the parameter, box in the file) for each contiguous part of `box`."""
         if not box:
             yield (), ()
             return
@@ -55,7 +49,7 @@ def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
 
 
 def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape of the stored tensor that `pieces` (our name → piece, all of one tensor) make up."""
+    """Return the shape of the tensor that `pieces` make up. pieces: our name → piece, all of one tensor."""
     rows = 0
     others: tuple[int, ...] = ()
     for ours, piece in pieces.items():
@@ -69,7 +63,7 @@ def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]
 
 
 def by_stored_name(pieces: Mapping[str, Piece]) -> dict[str, dict[str, Piece]]:
-    """Groups pieces: stored tensor → our parameters in it with their pieces, in the order of `pieces`."""
+    """Return stored tensor → our parameters in it with their pieces, in the order of `pieces`."""
     grouped: dict[str, dict[str, Piece]] = {}
     for ours, piece in pieces.items():
         grouped.setdefault(piece.name, {})[ours] = piece

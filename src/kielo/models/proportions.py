@@ -1,35 +1,33 @@
-"""A model of a given size, in its family's usual proportions: `[model]` with `params` → one with a shape.
+"""A model of a given size, in its family's usual proportions: `[model]` with `params` → with a shape.
 
-No torch. The anchors below are shapes that were published (weight files and papers: the list in
-tests/models/test_published_sizes.py, and the config.json of SmolLM2, Qwen3, Qwen2.5, Pythia and Mistral).
-Between two of them depth and width are interpolated over the logarithm of the size.
+The anchors are published shapes (tests/models/test_published_sizes.py, and the config.json of SmolLM2, Qwen3,
+Qwen2.5, Pythia and Mistral). Between two, depth and width are interpolated over the size's logarithm.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from kielo.models.families import complete, family_defaults, module
+from kielo.models.families import complete, family_defaults
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
-# Sizes within this share of the asked one are equally good: the shape decides among them.
+# Sizes within this share of `params` are equally good: the shape decides among them.
 _NEAR_ENOUGH = 0.01
 _FARTHEST = 0.05
-# A head of the vocabulary that is a larger share of the model than this is tied to the embedding.
+# A head that is a larger share of the model is tied to the embedding.
 _MOST_IN_HEAD = 0.15
 
 
 @dataclass(frozen=True)
 class Proportions:
-    """A family's usual shapes.
+    """A family's usual shapes. anchors: (parameters, layers, hidden_size) of published models, ascending.
 
-    anchors: (parameters, layers, hidden_size) of published models, from small to large. mlp_ratio:
-    intermediate_size / hidden_size. is_grouped: 8 heads of keys and values from a billion parameters on.
-    wide_heads: heads of 256 numbers, apart from hidden_size, as Gemma's.
+    mlp_ratio: intermediate_size / hidden_size. is_grouped: 8 heads of keys and values from a billion
+    parameters on. wide_heads: heads of 256 numbers, apart from hidden_size, as Gemma's.
     """
 
     anchors: tuple[tuple[float, int, int], ...]
@@ -38,24 +36,44 @@ class Proportions:
     wide_heads: bool = False
 
 
-_GPT = ((1.25e8, 12, 768), (3.5e8, 24, 1024), (1.3e9, 24, 2048), (2.7e9, 32, 2560), (6.7e9, 32, 4096),
-        (1.3e10, 40, 5120), (3e10, 48, 7168), (6.6e10, 64, 9216), (1.75e11, 96, 12288))  # fmt: skip
-_LLAMA = ((1.35e8, 30, 576), (3.6e8, 32, 960), (1.24e9, 16, 2048), (3.2e9, 28, 3072), (8e9, 32, 4096),
-          (1.4e10, 40, 5120), (3.25e10, 60, 6656), (7e10, 80, 8192), (4.05e11, 126, 16384))  # fmt: skip
-_QWEN = ((4.9e8, 24, 896), (1.5e9, 28, 1536), (3.1e9, 36, 2048), (7.6e9, 28, 3584), (1.4e10, 48, 5120),
-         (3.2e10, 64, 5120), (7.2e10, 80, 8192))  # fmt: skip
-_OLMO = ((1.9e8, 12, 768), (1.5e9, 16, 2048), (7.3e9, 32, 4096), (1.37e10, 40, 5120), (3.2e10, 64, 5120),
-         (7e10, 80, 8192))  # fmt: skip
-_GEMMA = ((2.7e8, 18, 640), (1e9, 26, 1152), (2.6e9, 26, 2304), (9.2e9, 42, 3584), (2.7e10, 46, 4608),
-          (7e10, 64, 6144))  # fmt: skip
-_NEOX = ((1.6e8, 12, 768), (4.1e8, 24, 1024), (1.4e9, 24, 2048), (2.8e9, 32, 2560), (6.9e9, 32, 4096),
-         (1.2e10, 36, 5120), (2e10, 44, 6144), (7e10, 64, 9216))  # fmt: skip
-_BLOOM = ((5.6e8, 24, 1024), (1.1e9, 24, 1536), (1.7e9, 24, 2048), (3e9, 30, 2560), (7.1e9, 30, 4096),
-          (1.33e10, 40, 5120), (3.4e10, 54, 7168), (1.76e11, 70, 14336))  # fmt: skip
-_LTG_BERT = ((1.5e7, 12, 192), (4e7, 12, 384), (1.23e8, 12, 768), (3.54e8, 24, 1024), (1.3e9, 24, 2048),
-             (6.7e9, 32, 4096), (7e10, 80, 8192))  # fmt: skip
-_MODERNBERT = ((1.49e8, 22, 768), (3.95e8, 28, 1024), (1.3e9, 32, 1920), (6.7e9, 40, 4096),
-               (7e10, 80, 9216))  # fmt: skip
+def _anchors(text: str) -> tuple[tuple[float, int, int], ...]:
+    numbers = text.split()
+    return tuple(zip(map(float, numbers[::3]), map(int, numbers[1::3]), map(int, numbers[2::3]), strict=True))
+
+
+_GPT = _anchors("""
+    1.25e8 12 768   3.5e8 24 1024   1.3e9 24 2048   2.7e9 32 2560   6.7e9 32 4096   1.3e10 40 5120
+    3e10 48 7168   6.6e10 64 9216   1.75e11 96 12288
+""")
+_LLAMA = _anchors("""
+    1.35e8 30 576   3.6e8 32 960   1.24e9 16 2048   3.2e9 28 3072   8e9 32 4096   1.4e10 40 5120
+    3.25e10 60 6656   7e10 80 8192   4.05e11 126 16384
+""")
+_QWEN = _anchors("""
+    4.9e8 24 896   1.5e9 28 1536   3.1e9 36 2048   7.6e9 28 3584   1.4e10 48 5120   3.2e10 64 5120
+    7.2e10 80 8192
+""")
+_OLMO = _anchors("""
+    1.9e8 12 768   1.5e9 16 2048   7.3e9 32 4096   1.37e10 40 5120   3.2e10 64 5120   7e10 80 8192
+""")
+_GEMMA = _anchors("""
+    2.7e8 18 640   1e9 26 1152   2.6e9 26 2304   9.2e9 42 3584   2.7e10 46 4608   7e10 64 6144
+""")
+_NEOX = _anchors("""
+    1.6e8 12 768   4.1e8 24 1024   1.4e9 24 2048   2.8e9 32 2560   6.9e9 32 4096   1.2e10 36 5120
+    2e10 44 6144   7e10 64 9216
+""")
+_BLOOM = _anchors("""
+    5.6e8 24 1024   1.1e9 24 1536   1.7e9 24 2048   3e9 30 2560   7.1e9 30 4096   1.33e10 40 5120
+    3.4e10 54 7168   1.76e11 70 14336
+""")
+_LTG_BERT = _anchors("""
+    1.5e7 12 192   4e7 12 384   1.23e8 12 768   3.54e8 24 1024   1.3e9 24 2048   6.7e9 32 4096
+    7e10 80 8192
+""")
+_MODERNBERT = _anchors("""
+    1.49e8 22 768   3.95e8 28 1024   1.3e9 32 1920   6.7e9 40 4096   7e10 80 9216
+""")
 
 PROPORTIONS: dict[str, Proportions] = {
     "llama": Proportions(_LLAMA, 3.5, is_grouped=True),
@@ -70,19 +88,15 @@ PROPORTIONS: dict[str, Proportions] = {
     "opt": Proportions(_GPT, 4.0),
     "gpt_neox": Proportions(_NEOX, 4.0),
     "bloom": Proportions(_BLOOM, 4.0),
-    # NorBERT 3's four sizes; nothing larger is published, and a GPT's shapes go on from there.
+    # NorBERT 3's four sizes. Nothing larger is published: a GPT's shapes follow.
     "ltg_bert": Proportions(_LTG_BERT, 8 / 3),
-    # The base and large model; larger ones are made up alike. Their MLPs are 1.5 and 2.6 times as wide.
+    # The base and large model, whose MLPs are 1.5 and 2.6 times as wide. Larger models are made up alike.
     "modernbert": Proportions(_MODERNBERT, 2.0),
 }
 
 
 def with_shape(model: Model) -> Model:
-    """Return `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
-
-    `params` is left out of the result. Among shapes within 1 % of the size the one nearest to the family's
-    proportions is taken. Raises KieloError where no shape comes within 5 %.
-    """
+    """Return `model` with the most usual shape within 1 % of `model.params`; KieloError beyond 5 %."""
     wanted = model.params
     assert wanted is not None and model.vocab_size is not None
     usual = PROPORTIONS[model.model_type]
@@ -103,9 +117,9 @@ def with_shape(model: Model) -> Model:
 
 
 def count(model: Model) -> int:
-    """Counts the parameters of a model with a shape; positions as many as a GPT's usual 2048, if unset."""
+    """Return the number of parameters of a model with a shape; with 2048 positions (a GPT's), if unset."""
     full = complete(model, model.max_position_embeddings or 2048)
-    return module(model.model_type, "tables").parameters(full)
+    return parameters(full)
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
@@ -130,38 +144,37 @@ def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float
                 yield model.model_copy(update=shape | _tying(model, kind["hidden_size"]))
 
 
-def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str, Any]]:
+def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str, int]]:
     """Yield hidden_size with its heads, of 64 numbers below a billion parameters and mostly 128 above."""
     if usual.wide_heads:
         heads = 4 if wanted < 1.6e9 else 8 if wanted < 5e9 else 16 if wanted < 1.6e10 else 32
         head_dim = 256 if heads < 32 else 128
         for size in range(max(128, int(hidden * 0.6) // 128 * 128), int(hidden * 1.5) + 128, 128):
             groups = max(1, heads // 4 if heads == 4 else heads // 2)
-            yield {
-                "hidden_size": size, "num_attention_heads": heads, "num_key_value_heads": groups,
-                "head_dim": head_dim,
-            }  # fmt: skip
+            yield _heads_of(size, heads, groups, head_dim)
         return
     step = 8 if wanted >= 1e9 else 4 if wanted >= 2.5e8 else 1
     for head_dim in (64,) if wanted < 1e9 else (64, 80, 96, 128):
         few = max(step, int(hidden * 0.6 / head_dim) // step * step)
         for heads in range(few, int(hidden * 1.5 / head_dim) + step + 1, step):
             groups = _groups(heads) if usual.is_grouped else heads
-            yield {
-                "hidden_size": heads * head_dim, "num_attention_heads": heads,
-                "num_key_value_heads": groups, "head_dim": head_dim,
-            }  # fmt: skip
+            yield _heads_of(heads * head_dim, heads, groups, head_dim)
+
+
+def _heads_of(hidden: int, heads: int, groups: int, head_dim: int) -> dict[str, int]:
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return dict(zip(names, (hidden, heads, groups, head_dim), strict=True))
 
 
 def _groups(heads: int) -> int:
-    """Return the heads of keys and values: 8 where they divide the heads, else about a third of them."""
+    """Return the heads of keys and values: 8 if they divide the heads, else about a third of them."""
     if heads % 8 == 0 and heads > 8:
         return 8
     return max(number for number in range(1, max(2, heads // 2 + 1)) if heads % number == 0)
 
 
 def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
-    """Return widths around the usual ratio in multiples of 256; the ratio alone where 4 is the rule."""
+    """Return widths around the usual ratio in multiples of 256; the ratio alone if it is 4."""
     if usual.mlp_ratio == 4.0 and not usual.wide_heads:
         return [4 * hidden]
     multiple = 256 if hidden >= 1024 else 64
@@ -175,7 +188,7 @@ def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
 
 
 def _tying(model: Model, hidden: int) -> dict[str, bool]:
-    """Tie the head of a small model to its embedding, where the recipe and the family leave that open."""
+    """Tie the head of a small model to its embedding, if the recipe and the family leave that open."""
     if model.tie_word_embeddings is not None or family_defaults(model.model_type)["tie_word_embeddings"]:
         return {}
     is_large = (model.vocab_size or 0) * hidden > _MOST_IN_HEAD * (model.params or 0)
@@ -183,7 +196,6 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
 
 
 def distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
-    """Return how far a shape is from the size and from the usual proportions."""
     error = abs(math.log(count(shape) / wanted))
     is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
     # An odd number of layers does not split into pipeline stages.

@@ -6,6 +6,7 @@ from typing import Any
 
 from kielo.recipe.errors import KieloError
 
+Scaling = dict[str, Any]  # "rope_type", and the numbers of this type
 DEFAULT_ROPE_THETA = 10_000.0
 # More than any model has: larger numbers come from a damaged file and must not allocate memory.
 LARGEST_SIZE = 2**24
@@ -15,30 +16,27 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
 }
-
-
-# Keys that any type may have, and those of which yarn's default of attention_factor is made.
+# Keys that any type may have, and keys that yarn's default of attention_factor is made of.
 _KEYS_OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _KEYS_BESIDE = {"yarn": ("mscale", "mscale_all_dim", "truncate")}
 
 
 def normalise_rope(
     rope_theta: float | None,
-    scaling: Mapping[str, Any] | None,
+    scaling: object,
     max_position_embeddings: int,
     where: str = "model.",
     rotary_share: float = 1.0,
-) -> tuple[float, dict[str, Any] | None]:
-    """Return (base, scaling) in one spelling from any of Hugging Face's three.
+) -> tuple[float, Scaling | None]:
+    """Return (base, scaling) in one spelling; the scaling is None for "default".
 
-    transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
-    `rope_parameters` with both inside. scaling is None ("default") or a dict of "rope_type" and just the
-    numbers that this type uses. rotary_share: the rotated share of each head, for families in which it
-    varies. Raises KieloError for other types, for missing numbers and for values that are no numbers.
+    transformers 4 writes `rope_theta` beside `rope_scaling`, transformers 5 `rope_parameters` with both
+    inside. rotary_share: the rotated share of each head, if it varies. Raise KieloError for other types and
+    numbers.
     """
     if not isinstance(scaling, Mapping | None):
         raise KieloError(
-            f"{where}rope_scaling = {short(scaling)} does not fit; expected a table of rope_type and numbers"
+            f"{where}rope_scaling = {short(scaling)} does not fit: expected a table of rope_type and numbers"
         )
     scaling = dict(scaling or {})
     nested = [key for key, value in scaling.items() if isinstance(value, Mapping)]
@@ -51,7 +49,7 @@ def normalise_rope(
     base = DEFAULT_ROPE_THETA if rope_theta is None else rope_theta
     base = base if inner_theta is None else inner_theta
     if not is_positive(base):
-        raise KieloError(f"{where}rope_theta = {short(base)} does not fit; expected a number above 0")
+        raise KieloError(f"{where}rope_theta = {short(base)} does not fit: expected a number above 0")
     base = float(base)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
@@ -80,46 +78,40 @@ def normalise_rope(
         raise KieloError(f"{where}rope_scaling of type {rope_type!r} lacks {', '.join(missing)}")
     if rope_type == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
         raise KieloError(
-            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit; expected "
+            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit: expected "
             f"less than high_freq_factor = {scaling['high_freq_factor']}"
         )
     if rope_type == "yarn" and base <= 1:
-        raise KieloError(f"{where}rope_theta = {base:g} does not fit; yarn needs one above 1")
+        raise KieloError(f"{where}rope_theta = {base:g} does not fit; yarn needs a number above 1")
     return base, {"rope_type": rope_type} | {key: scaling[key] for key in _ROPE_KEYS[rope_type]}
 
 
 def unread_keys(scaling: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a scaling that fits which its type does not use."""
+    """Return the keys of a valid scaling that its type does not use."""
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     read = (*_KEYS_OF_ALL, *_ROPE_KEYS[rope_type], *_KEYS_BESIDE.get(rope_type, ()))
     return [key for key in scaling if key not in read]
 
 
-def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
-    """Raise KieloError for a value of `scaling` that should be null or a number above 0, and is not."""
-    for key in (
-        *dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys),
-        "mscale",
-        "mscale_all_dim",
-    ):
+def _refuse_unlike_numbers(scaling: Scaling, where: str) -> None:
+    keys = dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys)
+    for key in (*keys, "mscale", "mscale_all_dim"):
         value, is_length = scaling.get(key), key == "original_max_position_embeddings"
-        may_be_zero = key.startswith(("mscale", "beta"))  # transformers takes 0 for not given
-        if value is None or (may_be_zero and value == 0) or (is_size if is_length else is_positive)(value):
+        can_be_zero = key.startswith(("mscale", "beta"))  # transformers takes 0 for not given
+        if value is None or (can_be_zero and value == 0) or (is_size if is_length else is_positive)(value):
             continue
         expected = "a whole number from 1 on" if is_length else "a number above 0"
-        raise KieloError(f"{where}rope_scaling.{key} = {short(value)} does not fit; expected {expected}")
+        raise KieloError(f"{where}rope_scaling.{key} = {short(value)} does not fit: expected {expected}")
 
 
-def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
+def _with_yarn_defaults(scaling: Scaling) -> Scaling:
     """Add transformers' values for missing numbers (Peng et al. 2023, arXiv:2309.00071, equation 22)."""
 
     def sharpness(mscale: float) -> float:
         return 1.0 if scaling["factor"] <= 1 else 0.1 * mscale * math.log(scaling["factor"]) + 1.0
 
-    scaling = scaling | {
-        "beta_fast": scaling.get("beta_fast") or 32,
-        "beta_slow": scaling.get("beta_slow") or 1,
-    }
+    fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+    scaling = scaling | {"beta_fast": fast, "beta_slow": slow}
     if scaling.get("attention_factor") is None and scaling.get("factor") is not None:
         mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
         scaling["attention_factor"] = (
@@ -128,8 +120,8 @@ def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
     return scaling
 
 
-def is_positive(value: Any) -> bool:
-    """Return True for a finite number above 0 that is no bool."""
+def is_positive(value: object) -> bool:
+    """Return True for a finite number above 0. A bool is no number here."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -138,17 +130,14 @@ def is_positive(value: Any) -> bool:
         return False
 
 
-def is_size(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= LARGEST_SIZE
+def is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
 
 
-def short(value: Any) -> str:
-    """Return a short `repr` of any value, as a damaged file may hold it.
-
-    An int of thousands of digits has a `repr` too, but Python refuses to write it.
-    """
+def short(value: object) -> str:
+    """Return a short `repr` of any value of a damaged file."""
     try:
         text = repr(value)
-    except ValueError:
+    except ValueError:  # of an int of thousands of digits
         text = "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."

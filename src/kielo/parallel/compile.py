@@ -1,8 +1,7 @@
 """Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366), in place.
 
-Layers are compiled one by one, because layers of one kind then share their code: it is made once for any
-number of layers, and FSDP2 gathers and scatters between them. Wrappers of a layer's forward that exist
-before, such as recomputation, are compiled with it; those that come after (FSDP2's hooks) stay outside.
+Layers of one kind share their code, and FSDP2 gathers and scatters between them. Earlier wrappers of a
+layer's forward, such as recomputation, are compiled with it. Later wrappers (FSDP2's hooks) stay outside.
 """
 
 from collections.abc import Iterator
@@ -19,17 +18,13 @@ from kielo.models.blocks.decoder import Decoder
 from kielo.recipe.errors import KieloError
 from kielo.resolve.software import chosen_backend, missing_compiler
 
-# Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
-# shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
+# Limit of the versions of one layer's code; layers beyond the limit run uncompiled. torch's is 8.
+# Each shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
 _VERSIONS = 64
 
 
 def apply_compile(model: Decoder) -> None:
-    """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
-
-    Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
-    where a compiler or the headers of Python are missing.
-    """
+    """Compile the forward of each of `model.layers`. KieloError without a compiler or Python's headers."""
     missing = missing_compiler(_device())
     if missing is not None:
         raise KieloError(f"layout.compile: {missing}, or layout.compile = false")
@@ -48,10 +43,7 @@ def apply_compile(model: Decoder) -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run layers without the code of `apply_compile`; a kernel that they call is compiled by itself.
-
-    torch's stance "force_eager" would also take FlexAttention's kernel, and with it O(s²) memory.
-    """
+    """Run layers without their compiled code; kernels such as FlexAttention compile by themselves."""
     compiled = [(layer, layer.forward) for layer in model.modules() if "uncompiled_forward" in vars(layer)]
     try:
         for layer, _ in compiled:
@@ -63,16 +55,15 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def working_backend() -> str:
-    """Return the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
+    """Return the chosen backend, or aot_eager, which needs no compiler, if inductor finds none."""
     return "aot_eager" if missing_compiler(_device()) else chosen_backend()
 
 
 def _keep_no_random_state() -> None:
-    """Make torch compile layers that the backward makes again without a state of random numbers.
+    """Make torch compile recomputed layers without a state of random numbers, which no layer draws from.
 
-    Attention counts as random because it may have dropout; no layer here draws from such a state. torch 2.13
-    appends it to what a forward keeps, after the meshes of DTensors, which it looks for at the end
-    (`functionalize_rng_ops` in the partitioner): it then takes a mesh for a tensor, and fails.
+    Attention counts as random because it can have dropout. torch 2.13 appends the state after the meshes of
+    DTensors, which it looks for at the end, and fails (`functionalize_rng_ops` in the partitioner).
     """
     partitioners.has_recomputable_rng_ops = lambda fx_g: False
 
@@ -82,10 +73,10 @@ def _device() -> str:
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Wait for the output of a tensor-parallel embedding: a sum in progress, in a tensor class of its own.
+    """Wait for a tensor-parallel embedding's output by a copy, which is a plain tensor.
 
-    Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach
-    the embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.
+    Compiled code would take the tensor inside the unfinished sum without its history (torch 2.13; earlier
+    versions fail in other ways), so no gradient would reach the embedding.
     """
     first, *others = inputs
     return (first.clone() if isinstance(first, AsyncCollectiveTensor) else first, *others)

@@ -6,12 +6,12 @@ on every rank (the head-tail split of Llama 3's context parallelism; Dubey et al
 section 3.3.2).
 
 Two forms, with the same results:
-all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
-ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
+    all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
+    ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
 
-Sums over ranks are taken in the order of the ranks, so results repeat bit by bit where the kernels' do. Shape
-letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q, k and
-v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one tensor rank.
+Sums over ranks are taken in the order of the ranks, so results repeat bit by bit if the kernels' results do.
+Shape letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q,
+k and v are [b, h or g, s/c, k]. Under tensor parallelism h and g are the heads of one tensor rank.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,7 @@ from kielo.resolve.shares import lengths_that_split
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
-    """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
-
-    Raises KieloError, with lengths that would work, where `2 × ranks` does not divide the sequence length.
-    """
+    """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU."""
     if ranks == 1:
         return torch.arange(sequence_length)
     if sequence_length % (2 * ranks):
@@ -79,9 +76,10 @@ class ContextMaskMaker(MaskMaker):
         return super().places(self.whole_documents(documents_bs), None)[:, positions_s]
 
     def checked_positions(self, positions_s: Tensor | None) -> Tensor:
-        """Return the positions. Raise ValueError if they are not `context_positions`, which is silent else.
+        """Return the positions.
 
-        They are compared at the first forward of each length only: this makes the host wait for the device.
+        Raise ValueError if they are not `context_positions`, an error without a sign. Only the first forward
+        of each length compares them, because the host waits for the device.
         """
         if positions_s is None:
             raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
@@ -96,44 +94,37 @@ class ContextMaskMaker(MaskMaker):
 
 
 class GatherMaskMaker(ContextMaskMaker):
-    """Make masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
-
-    Plain attention needs none.
-    """
+    """Masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU."""
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         """Return window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
         positions_s = self.checked_positions(positions_s)
-        length = sequence_length * self.ranks
+        whole_length = length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
         if device.type != "cpu":
-            return self.in_blocks(all_documents, length, device, positions_s)
-        return self.masks(positions_s, torch.arange(length), documents_bs, all_documents)
+            return self.in_blocks(all_documents, whole_length, device, positions_s)
+        return self.masks(positions_s, torch.arange(whole_length), documents_bs, all_documents)
 
 
-class GatherAttention(InnerAttention):
-    """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
-
-    Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
-    work equal; an encoder's use all. A layer's keys and values are whole from forward to backward: 2·b·g·s·k
-    numbers.
-    """
-
+class _ContextAttention(InnerAttention):
     def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
         super().__init__(whole.scale, whole.softcap, whole.alibi)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
+
+class GatherAttention(_ContextAttention):
+    """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
+
+    Each of the two blocks uses no keys after its own end (an encoder's all), so the work is equal. A layer's
+    keys and values are whole from forward to backward: 2·b·g·s·k numbers.
+    """
+
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s/c, k]. mask: one of GatherMaskMaker. noise: drops an encoder's weights."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         if mask.blocks is not None or not mask.is_causal:
@@ -155,7 +146,6 @@ class GatherAttention(InnerAttention):
 
 
 def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
-    """Return the dense mask of these queries, the last of `end` positions."""
     if mask.visible is not None:
         return mask.part(rows, slice(0, end))
     queries = rows.stop - rows.start
@@ -164,44 +154,29 @@ def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
 
 
 class UlyssesMaskMaker(ContextMaskMaker):
-    """Make masks of whole sequences, as on one device."""
+    """Masks of whole sequences, as on one device."""
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         self.checked_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        return super().forward(all_documents, None, sequence_length * self.ranks, device)
+        return super().forward(all_documents, None, length * self.ranks, device)
 
 
-class UlyssesAttention(InnerAttention):
-    """Attention of a part of the heads over whole sequences, with one all-to-all before and one after.
-
-    The all-to-all exchanges all heads of a part of the sequence for a part of the heads of the whole
-    sequence. The number of heads, and that of key and value heads, must be multiples of the ranks
-    (`check_context`).
-    """
-
-    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
-        super().__init__(whole.scale, whole.softcap, whole.alibi)
-        self.group = group
-        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+class UlyssesAttention(_ContextAttention):
+    """Attention with a part of the heads over whole sequences, between two all-to-alls."""
 
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s/c, k]. mask: one of UlyssesMaskMaker. noise: drops an encoder's weights."""
         # Consecutive heads stay together, so queries are on the rank of the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
         q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
         heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-        if noise is not None:  # its queries are now those of the whole sequence
+        if noise is not None:  # its queries are now the whole sequence's
             places = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
             noise = noise._replace(positions_q=places)
         out_bhsk = self.attend(q, k, v, mask, noise, heads)
@@ -232,10 +207,7 @@ def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all of [c, ...]: slice i goes to rank i, slice i of the result is from rank i.
-
-    Its backward is the same exchange.
-    """
+    """An all-to-all of [c, ...]: slice i goes to rank i, slice i of the result is from rank i."""
 
     @staticmethod
     def forward(ctx: Any, slices: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -249,11 +221,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _GatherParts(torch.autograd.Function):
-    """An all-gather: a rank's part → all ranks' parts, [c, ...]; backward sums each part's gradients.
-
-    The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks
-    whatever the library and its algorithm, and bf16 is added up in fp32 and rounded once.
-    """
+    """An all-gather: [...] → [c, ...]. Backward sums in the order of the ranks, bf16 in fp32."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

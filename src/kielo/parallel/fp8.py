@@ -47,8 +47,8 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
     """Replace the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
-    The head is multiplied by the loss, by chunks, which asks `model.fp8_head` how: in bf16 if that is None.
-    Raises KieloError where torchao is not installed.
+    The loss multiplies the head by chunks, and asks `model.fp8_head` how: in bf16 if that is None. Raise
+    KieloError if torchao is not installed.
     """
     float8 = import_float8()
     config = float8_config(fp8)
@@ -87,7 +87,7 @@ def import_float8() -> ModuleType:
 
 
 def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
-    """Raise KieloError where `device` cannot multiply in FP8, unless FP8 is emulated."""
+    """Raise KieloError if `device` cannot multiply in FP8, unless FP8 is emulated."""
     if fp8.emulate or _has_fp8(device):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"

@@ -112,7 +112,7 @@ def apply_fsdp(
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
-    """Tell FSDP2, before each micro-batch, if it is the step's last; the ZeRO degree sets what waits for it.
+    """Tell FSDP2 before each micro-batch whether it is the step's last. The ZeRO degree sets what waits.
 
     At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
     one reduce-scatter a layer however many micro-batches it has.

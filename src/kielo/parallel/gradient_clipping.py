@@ -1,4 +1,4 @@
-"""The global norm of gradients and clipping by it, the same on every rank; sums over parts of tensors."""
+"""The norm of all gradients, the same on every rank, and clipping by it. Nothing here waits for a GPU."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,17 +12,13 @@ from torch.distributed.tensor import DTensor
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh, sum_over
 
-# Sums over the parts of DTensors: what each rank computes of its part → what belongs to the whole tensor.
-
 
 def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the sum of each tensor's values over its parts, the same bits on all ranks that hold any.
 
-    values: [k] of this rank's part of each of `tensors`, on the part's device. A plain tensor is its own and
-    only part. Of ranks that hold the same part the first alone counts; the others add zeros, which is exact,
-    so that copies cannot drift apart by another order of the sum. All ranks of the tensors' meshes call it
-    together, with the same tensors in the same order; each axis costs one all-reduce. Nothing waits for a
-    GPU.
+    values: [k] of this rank's part of each of `tensors`, on the part's device. Of ranks with the same part
+    only the first counts; the others add zeros, which is exact. All ranks call it together, with the same
+    tensors; each axis costs one all-reduce.
     """
     sums = list(values)
     of_mesh: dict[DeviceMesh, list[tuple[int, DTensor]]] = defaultdict(list)
@@ -54,16 +50,10 @@ def _is_first(tensor: DTensor) -> bool:
     )
 
 
-# The global gradient norm, the same on every rank, and clipping by it. Nothing here waits for a GPU.
-
-
-def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
-    """Compute the 2-norm of all gradients, as on one device: a scalar fp32 tensor on the model's device.
-
-    A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
-    """
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    # where communicators work; offloaded gradients are elsewhere
+def gradient_norm(model: nn.Module, mesh: Mesh) -> Tensor:
+    """Compute the 2-norm of all gradients, a scalar fp32, not finite on all ranks if on one."""
+    gradients = _gradients(model)
+    # of communicators; offloaded gradients are elsewhere
     device = torch.device(mesh.parameters.device_type)
     if gradients:
         norms = torch._foreach_norm([local(gradient) for gradient in gradients])
@@ -74,11 +64,8 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
     return sum_over(total, [mesh.of_parameters(axis) for axis in mesh.parameters.mesh_dim_names or ()]).sqrt()
 
 
-def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
-    """Counts the ranks that hold the same part of a gradient; its square must count only once.
-
-    Ranks of other pipeline stages hold other parameters.
-    """
+def _copies(gradient: Tensor, mesh: Mesh) -> int:
+    """Return the number of ranks that hold the same part of a gradient, whose square must count only once."""
     ranks = mesh.parameters.size() // mesh.of_parameters("pipeline").size()
     if not isinstance(gradient, DTensor):
         return ranks
@@ -88,20 +75,17 @@ def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
     return ranks // parts
 
 
-def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tensor:
-    """Scale the gradients so that their norm is at most `max_norm`; return the norm before that.
-
-    The formula is torch.nn.utils.clip_grad_norm_'s: multiply by min(1, max_norm / (norm + 1e-6)).
-    """
+def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> Tensor:
+    """Clip gradients as torch.nn.utils.clip_grad_norm_ does; return their norm before that."""
     norm = gradient_norm(model, mesh)
     coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     # On the CPU the value costs nothing to read, and multiplying by one costs a pass over memory.
     if norm.device.type != "cpu" or coefficient != 1.0:
-        gradients = _local_gradients(model)
+        gradients = [local(gradient) for gradient in _gradients(model)]
         if gradients:
             torch._foreach_mul_(gradients, coefficient.to(gradients[0].device))
     return norm
 
 
-def _local_gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -1,14 +1,11 @@
 """Attention of the last queries of a sequence to all its keys, causal, without a mask in memory.
 
-The mask would be causal and aligned to the lower right. torch's CausalBias for it cannot be made in compiled
-code, and flash attention on AMD aligns to the upper left (ROCm/aotriton pull request 55). So the keys are cut
-in two: those before the queries, which all queries see, and the queries' own, which are square and causal.
-Every flash kernel computes both alike, and returns the log of each softmax's sum, by which the two outputs
-are merged (ring attention; Liu et al. 2023, arXiv:2310.01889). The logarithm is natural on AMD too since
-torch 2.9 (pytorch/pytorch pull request 156903).
-
-The two operators are opaque to torch.compile. Shape letters: b = batch, h = heads, g = key and value heads,
-q = queries, n = keys, k = head_dim.
+torch's CausalBias, aligned to the lower right, cannot be made in compiled code, and flash attention on AMD
+aligns to the upper left (ROCm/aotriton pull request 55). So the keys are cut in two: keys before the queries,
+which all queries see, and the queries' own, square and causal. Every flash kernel computes both, with the
+(natural) log of each softmax's sum, by which the outputs are merged (ring attention; Liu et al. 2023,
+arXiv:2310.01889; on AMD since torch 2.9, pytorch/pytorch pull request 156903). Shape letters: b = batch, h =
+heads, g = key and value heads, q = queries, n = keys, k = head_dim.
 """
 
 from typing import Any
@@ -61,7 +58,7 @@ def _backward(
     log_sum_bhq: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v. The merged sum makes each part's the gradient of the whole."""
+    """Return the gradients of q, k and v. The merged sum makes each part's gradient the whole's."""
     before = k_bgnk.shape[2] - q_bhqk.shape[2]
     result = gradient_bhqk.contiguous(), out_bhqk, log_sum_bhq
     own = k_bgnk[:, :, before:], v_bgnk[:, :, before:]
@@ -75,15 +72,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    gradient_bhqk: Tensor,
-    q_bhqk: Tensor,
-    k_bgnk: Tensor,
-    v_bgnk: Tensor,
-    out_bhqk: Tensor,
-    log_sum_bhq: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(_: Tensor, q_bhqk: Tensor, k_bgnk: Tensor, v_bgnk: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q_bhqk.new_empty(q_bhqk.shape), k_bgnk.new_empty(k_bgnk.shape), v_bgnk.new_empty(v_bgnk.shape)
 
 

@@ -1,7 +1,4 @@
-"""Memory for a parallel model on meta: names and values → this rank's shards.
-
-A rank makes its own part of each parameter, on the CPU, one at a time.
-"""
+"""Memory for a parallel model on meta: each rank makes its own shards, on the CPU, one at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -30,12 +27,8 @@ Model = TypeVar("Model", bound=OnMeta)
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
     """Give `model` memory on `device` and values from `fill(name, global shape, box)`; return the model.
 
-    is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
-
-    `fill` returns the box of the parameter that this rank holds (fp32, CPU); with values that depend on an
-    element's place in the whole only, the model is the same for every layout. It is called once for each
-    parameter with elements here, tied ones once together; None leaves the memory uninitialised, for values
-    that are then read into it. `model.reset_buffers(device)` sets the buffers.
+    `fill` returns the box that this rank holds (fp32, CPU), and is called once for tied parameters. None
+    leaves the memory uninitialised. is_offloaded: parameters are on the CPU, as FSDP2's offload policy needs.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
@@ -60,7 +53,7 @@ def _fill(model: OnMeta, fill: Fill) -> None:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
 
-    FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); an inner one has the values.
+    A tensor class with its own gather (torchao's FP8 weights) has the values in an inner tensor.
     """
     part: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
@@ -69,9 +62,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def local_slices(tensor: torch.Tensor) -> Box:
     """Return the slices of the whole tensor that `local(tensor)` is, one a dim, empty if it has nothing.
 
-    A sharded dim is cut as torch.chunk cuts it: equal chunks rounded up, the last ranks with less or none. A
-    dim that both `tensor` and FSDP2 split is cut by `tensor` first, though that is the later axis of the
-    mesh: FSDP2 split the chunks of the tensor axis, which a strided placement marks.
+    A sharded dim is cut as torch.chunk cuts it. A dim that both `tensor` and FSDP2 split is cut by `tensor`
+    first, though its axis is the later one: a strided placement marks that FSDP2 splits its chunks.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):

@@ -1,11 +1,10 @@
 """The mesh: ranks on six named axes, each with its communicator. `World` and layout → `Mesh`.
 
-Neighbouring ranks differ first in the last axis, so the axes with the most communication (tensor, context)
-stay within a node and `replicate` goes across nodes.
+The last axes communicate most, so neighbouring ranks, of one node, differ first in these.
 """
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,24 +24,24 @@ UNBUILT_AXES = ("expert",)
 class Mesh:
     """The ranks in two views: `mesh["tensor"]` is an axis (or several) of computing, `parameters` of weights.
 
-    Ranks along `context` see different tokens through the same weights, so that FSDP may split weights over
-    them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
+    Ranks along `context` share weights, so FSDP can split weights over them: in `parameters`, `shard` is
+    shard × context, and there is no axis `context`.
     """
 
     def __init__(self, ranks: DeviceMesh, parameters: DeviceMesh) -> None:
         self.ranks = ranks
         self.parameters = parameters
-        # torch makes a new axis for each question, equal to the others. DTensor remembers the first that it
-        # saw, and a second model of a process, whose weights name another, does not compile (2.13, Inductor).
+        # torch makes a new, equal axis at each look-up. DTensor remembers the first, and a second model of a
+        # process, whose weights name another axis, does not compile (2.13, Inductor).
         self._axes = _by_name(ranks)
         self._axes_of_parameters = _by_name(parameters)
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Return an axis of computing; one alone is the same object each time."""
+        """Return an axis of computing, or several; a single axis is the same object each time."""
         return self._axes.get(axis) or self.ranks[axis]
 
     def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Return an axis of weights; one alone is the same object each time."""
+        """Return an axis of weights, or several; a single axis is the same object each time."""
         return self._axes_of_parameters.get(axis) or self.parameters[axis]
 
 
@@ -53,11 +52,9 @@ def _by_name(ranks: DeviceMesh) -> dict[str | tuple[str, ...], DeviceMesh]:
 def build_mesh(world: World, layout: Layout) -> Mesh:
     """Arrange the world's ranks as in `layout`; communicators are made and warmed one after another.
 
-    Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
-    for an axis of size 1 makes one group for every rank of the world on every rank.
-
-    Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not
-    arrive within the world's time limit (for each communicator).
+    `init_device_mesh` would make all at once without a time limit, and for an axis of size 1 a group for
+    every rank of the world on every rank. Raise KieloError if the sizes do not fit the world, or ranks do not
+    arrive within the time limit.
     """
     sizes = [getattr(layout, axis) for axis in AXES]
     _check(world, sizes)
@@ -74,11 +71,11 @@ def build_mesh(world: World, layout: Layout) -> Mesh:
 
 
 class _Communicators:
-    """Make each group of ranks once, whichever meshes it is an axis of."""
+    """Make each group of ranks once, for all meshes and axes."""
 
     def __init__(self, world: World):
         self._world = world
-        # The world's group is made and warmed already; a second one would only be a second risk.
+        # The world's group is made and warmed already: a second group is only a second risk.
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): _whole_world()}
 
     def mesh(self, ranks: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
@@ -89,20 +86,25 @@ class _Communicators:
         rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
         mine = next(row for row in rows if self._world.rank in row)
         if tuple(mine) not in self._made:
-            # One group of this rank alone serves every axis of size 1; a rehearsed rank has no others.
+            # A group of this rank alone serves every axis of size 1. A rehearsed rank has no other group.
             if len(mine) == 1 or self._world.is_rehearsed:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
                 startup = self._world.startup
-                group = raise_communicator(
-                    startup, name, mine, _maker(rows, mine, name, startup.group_timeout)
-                )
+
+                def make() -> dist.ProcessGroup:
+                    # Every rank makes every row, in the same order: torch numbers groups by counting.
+                    timeout = startup.group_timeout
+                    made = [dist.new_group(row, timeout=timeout, group_desc=name) for row in rows]
+                    return made[rows.index(mine)]
+
+                group = raise_communicator(startup, name, mine, make)
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]
 
 
 def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
-    """Return this rank's groups, each once: that of the world and those of all axes."""
+    """Return this rank's groups, each once: the world's group and the groups of all axes."""
     groups = [
         _whole_world(),
         *(group for ranks in (mesh.ranks, mesh.parameters) for group in ranks.get_all_groups()),
@@ -125,10 +127,7 @@ def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
 
 def data_ranks(mesh: Mesh) -> int:
     """Return the number of ranks that see different samples."""
-    count = 1
-    for axis in SAMPLE_AXES:
-        count *= mesh[axis].size()
-    return count
+    return math.prod(mesh[axis].size() for axis in SAMPLE_AXES)
 
 
 def data_rank(mesh: Mesh) -> int:
@@ -140,15 +139,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return a new tensor, the sum over all ranks that see different tokens, the same on each of them."""
+    """Return the sum over all ranks that see different tokens, a new tensor, the same on each of them."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """Return a new tensor, the sum over all ranks of these axes, the same on each of them.
-
-    The last axis comes first, so that ranks holding the same shard add the same numbers in the same order.
-    """
+    """Return the sum over all ranks of these axes, a new tensor, the same on each of them."""
     total = tensor.detach().clone()
     for axis in reversed(axes):
         if axis.size() > 1:
@@ -156,25 +152,14 @@ def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
     return total
 
 
-def _maker(
-    rows: list[list[int]], mine: list[int], axis: str, timeout: timedelta
-) -> Callable[[], dist.ProcessGroup]:
-    def make() -> dist.ProcessGroup:
-        # Every rank makes every row, in the same order: torch numbers groups by counting.
-        made = [dist.new_group(row, timeout=timeout, group_desc=axis) for row in rows]
-        return made[rows.index(mine)]
-
-    return make
-
-
 def _check(world: World, sizes: Sequence[int]) -> None:
     layout = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     for axis, size in zip(AXES, sizes, strict=True):
         if size > 1 and axis in UNBUILT_AXES:
             raise KieloError(f"layout.{axis} = {size}: this axis is not built yet and must be 1")
-    product = torch.tensor(sizes).prod().item()
+    product = math.prod(sizes)
     if product != world.size:
         raise KieloError(
-            f"the layout ({layout}) needs {product} ranks but {world.size} are running; layout.shard = 0 "
-            "takes all that are left"
+            f"the layout ({layout}) needs {product} ranks, but {world.size} are running. Fix: "
+            "layout.shard = 0, which takes all ranks that are left"
         )

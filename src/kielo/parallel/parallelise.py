@@ -1,12 +1,10 @@
-"""Parallelism applied to a model, in the one order that is right. Model on meta → the same model, parallel.
+"""Parallelism applied to a model, in the only right order. Model on meta → the same model, parallel.
 
-pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so
-that each rank works on its own stages only, and the rest is applied to each of them as to a whole model. FP8
-replaces matrices by other modules, so it comes before all that wraps them; projections of one input are
-joined where FP8 has left them. The tensor axis splits parameters, so it comes before FSDP2, which splits the
-rest; recomputation must wrap the modules that context parallelism has put into attention, compilation takes
-all that a layer computes, and FSDP2 must see everything. Each step changes modules in place; only
-`materialise` allocates memory.
+pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, and
+the rest is applied to each as to a whole model. FP8 replaces matrices, so it comes before the steps that wrap
+them. The tensor axis splits parameters before FSDP2 splits the rest. Recomputation wraps the modules that
+context parallelism has put into attention, compilation takes all of a layer's computation, and FSDP2 must see
+everything. Only `materialise` allocates memory.
 """
 
 from kielo.models.blocks.decoder import Decoder
@@ -32,32 +30,18 @@ def parallelise(
     fp8: Fp8 = _NO_FP8,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> Decoder | Stages:
-    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages.
+    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages."""
 
-    fp8: the settings where `precision` is fp8.
-    """
+    def parallel(model: Decoder) -> Decoder:
+        if precision == "fp8":
+            apply_fp8(model, mesh, fp8)
+        apply_projection(model)
+        apply_tensor_parallel(model, mesh, layout)
+        apply_context_parallel(model, mesh, layout)
+        apply_recompute(model, layout)
+        if layout.compile:
+            apply_compile(model)
+        apply_fsdp(model, mesh, layout, precision, gradient_reduce_dtype)
+        return model
 
-    def part_of(model: Decoder) -> Decoder:
-        return _parallelise_part(model, mesh, layout, precision, fp8, gradient_reduce_dtype)
-
-    return into_stages(model, mesh, layout, part_of) if layout.pipeline > 1 else part_of(model)
-
-
-def _parallelise_part(
-    model: Decoder,
-    mesh: Mesh,
-    layout: Layout,
-    precision: Precision,
-    fp8: Fp8,
-    gradient_reduce_dtype: ReduceDtype,
-) -> Decoder:
-    if precision == "fp8":
-        apply_fp8(model, mesh, fp8)
-    apply_projection(model)
-    apply_tensor_parallel(model, mesh, layout)
-    apply_context_parallel(model, mesh, layout)
-    apply_recompute(model, layout)
-    if layout.compile:
-        apply_compile(model)
-    apply_fsdp(model, mesh, layout, precision, gradient_reduce_dtype)
-    return model
+    return into_stages(model, mesh, layout, parallel) if layout.pipeline > 1 else parallel(model)

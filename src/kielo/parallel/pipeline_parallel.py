@@ -29,9 +29,9 @@ from kielo.resolve.stages import layer_numbers, stages_of_rank
 class Stages(nn.Module):
     """The stages of one rank as one model: `parts[i]` is stage `numbers[i]` of `num_stages`.
 
-    Names are those of the whole model. With tied embeddings the last stage's head is a copy that is not
-    optimised, saved or counted, and so are parameters that all stages need (`Decoder.of_all_stages`) on all
-    but the first: `copy_tied` copies values to the copies, and `add_tied_gradient` adds up their gradients.
+    Parameters have the names of the whole model. The last stage's tied head, and parameters of
+    `Decoder.of_all_stages` on all stages but the first, are copies that are not optimised, saved or counted.
+    `copy_tied` copies values to them, and `add_tied_gradient` adds up their gradients.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def copy_tied(self) -> None:
-        """Copie values to the copies; called before the first forward after a change."""
+        """Copy values to the copies, before the first forward after a change."""
         for name in self.decoders[0].of_all_stages:
             self._copy_to_all(name)
         if self._is_tied:
@@ -78,7 +78,7 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
-        """Add the copies' gradients to the first stage's, unless frozen; called after the last backward."""
+        """Add the copies' gradients to the first stage's, unless frozen, after the last backward."""
         for name in self.decoders[0].of_all_stages:
             self._sum_gradients(name)
         if not self._is_tied:
@@ -89,7 +89,7 @@ class Stages(nn.Module):
             self.last.head.weight.grad = None
 
     def _copy_to_all(self, name: str) -> None:
-        """Copie the first stage's parameter to all others; the first stage is on the axis's first rank."""
+        """Copy the first stage's parameter to all others. The first stage is on the axis's first rank."""
         values = [local(part.get_parameter(name)) for part in self.decoders]
         sent = values[0].to(self.axis.device_type).contiguous()
         sent = sent.clone() if self.first is None else sent
@@ -98,7 +98,7 @@ class Stages(nn.Module):
             value.copy_(sent)
 
     def _sum_gradients(self, name: str) -> None:
-        """Sum the parameter's gradients over all stages, into the first one's."""
+        """Sum the parameter's gradients over all stages, into the first stage's gradient."""
         parameters = [part.get_parameter(name) for part in self.decoders]
         if not parameters[0].requires_grad:
             return
@@ -122,13 +122,10 @@ class Stages(nn.Module):
     def _pass_on(
         self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
     ) -> None:
-        """Call `put(target, values of source)`.
-
-        They are on the first and the last rank of the axis; in a V-shaped schedule both are on the first.
-        """
+        """Call `put(target, values of source)` between the first and the last rank, in a V on the first."""
         source, target = (None if tensor is None else local(tensor) for tensor in (source, target))
         group, other = self.axis.get_group(), self.axis.size() - 1 - self.axis.get_local_rank()
-        device = self.axis.device_type  # where communicators work; offloaded weights are elsewhere
+        device = self.axis.device_type  # of communicators; offloaded weights are elsewhere
         if source is not None and target is not None:
             put(target, source)
         elif source is not None:
@@ -140,7 +137,7 @@ class Stages(nn.Module):
 
 
 def cut(model: Decoder, stage: int, num_stages: int, layers: range) -> Decoder:
-    """Leave only what `stage` runs of `model` (best on meta), in place; layers keep their numbers."""
+    """Leave only the modules of `stage` in `model` (best on meta), in place; layers keep their numbers."""
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
     if stage < num_stages - 1:
@@ -168,10 +165,7 @@ def into_stages(
 
 @dataclass(frozen=True)
 class ExampleTensors:
-    """Example tensors of one micro-batch, on meta.
-
-    The first stage takes tokens_bs, each stage sends hidden_bsd to the next, the last one returns output_bsd.
-    """
+    """Example tensors of a micro-batch, on meta: of the first stage, between stages, of the last stage."""
 
     tokens_bs: Tensor
     hidden_bsd: Tensor
@@ -179,19 +173,10 @@ class ExampleTensors:
 
 
 def schedule_of(stages: Stages, options: ScheduleOptions, examples: ExampleTensors) -> Schedule:
-    """Make torch's schedule over this rank's stages."""
+    last, between = stages.num_stages - 1, examples.hidden_bsd
     inputs_and_outputs = [
-        (
-            examples.tokens_bs if number == 0 else examples.hidden_bsd,
-            examples.output_bsd if number == stages.num_stages - 1 else examples.hidden_bsd,
-        )
+        (between if number else examples.tokens_bs, between if number < last else examples.output_bsd)
         for number in stages.numbers
     ]
-    return make_schedule(
-        options,
-        stages.decoders,
-        stages.numbers,
-        stages.num_stages,
-        inputs_and_outputs,
-        stages.axis.get_group(),
-    )
+    group = stages.axis.get_group()
+    return make_schedule(options, stages.decoders, stages.numbers, last + 1, inputs_and_outputs, group)

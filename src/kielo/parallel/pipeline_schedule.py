@@ -1,4 +1,9 @@
-"""Pipeline schedules and stages, with the uses of undocumented parts of torch, by version."""
+"""Pipeline schedules and stages of torch.distributed.pipelining, with the uses of its undocumented parts.
+
+`resolve/software.py` lists the versions of torch that run each schedule. Stages are static: shapes are given.
+The overridden methods are in torch 2.10, 2.11 and 2.13, which differ only in the parameters of the two
+`_prepare_…_infra`, handed on here.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,20 +23,13 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
 
-# Stages that hold less than torch's: buffers of messages that are under way, and shards of gradients.
-#
-# torch's `PipelineStage` allocates a receive buffer for each micro-batch of the step when the schedule is
-# made, and keeps it; and it reduces gradients once, after the last micro-batch, so that their sum is whole
-# on each data-parallel rank whatever the ZeRO degree. What is overridden here is in torch 2.10, 2.11 and
-# 2.13; of its parameters only those of the two `_prepare_…_infra` differ, which are handed on as they come.
-
 
 class LeanStage(PipelineStage):
     """A stage whose receive buffers have memory from the start of the receive until their use.
 
-    Between uses a buffer is a tensor on meta, which keeps shape and type. An activation that a forward pass
-    has taken lives until its backward pass, as that pass's input; a gradient until the end of its backward
-    pass. Shapes must be given (static stages).
+    torch's `PipelineStage` keeps a buffer for each micro-batch of the step. Here a buffer between uses is a
+    tensor on meta. A received activation lives until its backward pass, and a gradient until the end of its
+    own.
     """
 
     def _prepare_forward_infra(self, *args: Any, **options: Any) -> Any:
@@ -47,7 +45,7 @@ class LeanStage(PipelineStage):
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        # A schedule of several stages a rank keeps what it sent until the end of the step. torch before 2.13
+        # A schedule of several stages a rank keeps sent tensors until the end of the step. torch before 2.13
         # sends outputs with their graphs, and those keep what was received.
         sends = super().get_fwd_send_ops(fwd_chunk_id)
         for send in sends:
@@ -80,7 +78,7 @@ class LeanStage(PipelineStage):
 
     @contextmanager
     def _on_meta(self) -> Iterator[None]:
-        """Let torch make its buffers on meta: it makes them on `device`, and nothing else of that call."""
+        """Let torch make its buffers on meta: the wrapped calls make only buffers on `device`."""
         device, self.device = self.device, torch.device("meta")
         try:
             yield
@@ -91,8 +89,8 @@ class LeanStage(PipelineStage):
 class ScatteringStage(LeanStage):
     """A stage that reduces gradients after each backward pass, as FSDP2 does at ZeRO degrees 2 and 3.
 
-    The sum over micro-batches is then a shard. Not for schedules that split the backward pass: torch runs its
-    halves past the hooks by which FSDP2 sees a layer's gradients.
+    So the sum over micro-batches is a shard, and not whole as in torch's stage. Not for schedules that split
+    the backward pass: torch runs its halves past the hooks by which FSDP2 sees a layer's gradients.
     """
 
     def backward_maybe_with_nosync(
@@ -107,19 +105,12 @@ class ScatteringStage(LeanStage):
 
 
 def _move(receives: Iterable[Any], device: torch.device | str) -> None:
-    """Replace the buffers of torch's receives by uninitialised ones on `device`, unless they are there."""
+    """Replace the buffers of torch's receives by uninitialised buffers on `device`, unless they are there."""
     for receive in receives:
         buffer = getattr(receive, "buffer", None)  # the first stage's inputs have none
         if buffer is not None and buffer.device != torch.device(device):
             empty = torch.empty_like(buffer, device=device)
             receive.buffer = empty.requires_grad_(buffer.requires_grad)
-
-
-# Pipeline schedules of torch.distributed.pipelining, and the uses of its undocumented parts, by version.
-#
-# `resolve/software.py` lists the versions that run each schedule. Stages are static: shapes are given, and
-# no forward is run to find them out, which torch does since 2.12 when both input and output examples are
-# given.
 
 
 TORCH_CLASSES = {
@@ -138,11 +129,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """Options of a pipeline schedule.
-
-    name: a key of `TORCH_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is
-    a scalar. device: where the stages compute.
-    """
+    """Options of a pipeline schedule: a key of `TORCH_CLASSES`, and `loss(output, labels)`, a scalar."""
 
     name: str
     micro_batches: int
@@ -158,11 +145,7 @@ def make_schedule(
     examples: Sequence[tuple[Tensor, Tensor]],
     group: dist.ProcessGroup,
 ) -> Schedule:
-    """Make torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
-
-    examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the
-    version, for a schedule that this torch does not run.
-    """
+    """Make torch's schedule over stages. examples: (input, output) of each for one micro-batch, on meta."""
     complaint = schedule_complaint(options.name, torch.__version__)
     if complaint is not None:
         raise KieloError(complaint)
@@ -184,18 +167,14 @@ def make_schedule(
 
 
 def _stage_class(schedule: str, part: Decoder) -> type[LeanStage]:
-    """Return the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
+    """Return the class of a stage; ZeRO degrees 2 and 3 scatter gradients if the backward is whole."""
     is_scattered = part.zero >= 2 and not SCHEDULES[schedule].splits_backward
     return ScatteringStage if is_scattered else LeanStage
 
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """Make schedules start without the messages by which neighbours agree on shapes.
-
-    A rehearsed rank has no neighbours, and all shapes are given. torch before 2.13 asks neighbours only for
-    shapes that are not given.
-    """
+    """Start schedules without messages about shapes, because a rehearsed rank has no neighbours."""
     base: Any = torch_schedules._PipelineSchedule
     if not hasattr(base, "_warmup_p2p"):
         yield

@@ -1,48 +1,166 @@
-"""Matrix products of tensor ranks as nodes of autograd: projections before, and rows after them."""
+"""Matrix products of tensor ranks as nodes of autograd, and the gathers and sums between the ranks.
 
-from collections.abc import Sequence
-from typing import Any
+Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198. With sequence parallelism a
+rank's part of the sequence is gathered before a column-split matrix, and in the backward of a row-split
+matrix, after which partial sums are summed and scattered. In chunks (`layout.tensor_overlap`) the collective
+of a chunk runs during the product of the chunk beside it, with the same numbers in the same order (the idea
+of Wang et al. 2023, doi:10.1145/3567955.3567959). Shape letters: t = tensor ranks, b = batch, s = sequence, d
+= hidden size or features of a part, f = features of the whole.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn import functional as F
 
-from kielo.models.blocks.joint_projection import JointProjection
-from kielo.parallel.tensor_collectives import (
-    TensorAxis,
-    gather,
-    gather_and_multiply,
-    in_sequence_order,
-    multiply_and_sum,
-    needed_now,
-    own_part,
-    start_gather,
-    start_sum,
-    wait,
-)
+from kielo.models.blocks.mlp import JointProjection
 
-# Queries, keys and values, or gate and up, as one node of autograd: their input is kept and sent once.
-#
-# Gradients of the shared input are added up inside the matrix products (`addmm_`) instead of being written
-# one by one and added afterwards. The products stay separate: to join them, rows of all matrices would have
-# to be copied into one for each forward and backward, which costs more than it gives
-# (benchmarks/results/speed.md).
-#
-# On the tensor axis with sequence parallelism each rank keeps its part of the input only, s/t of s
-# positions, and gathers the rest again for the gradients of the weights (Korthikanti et al. 2022,
-# arXiv:2205.05198, section 4.2.2). That gather runs beside the products of the input's gradient, and the
-# sum of that gradient over the ranks beside the products of the weights' gradients, in one piece each; the
-# forward's gather runs beside products where it is chunked (`tensor_collectives.py`). Shape letters: t =
-# tensor ranks, b = batch, s = sequence, d = hidden size.
+_collectives = torch.ops._c10d_functional
+
+
+class TensorAxis(NamedTuple):
+    """The ranks that share a product. along_sequence: each has a part of the sequence, in `chunks`."""
+
+    group_name: str
+    ranks: int
+    along_sequence: bool
+    chunks: int = 1
+
+    @property
+    def is_chunked(self) -> bool:
+        return self.along_sequence and self.chunks > 1
+
+
+def gather_and_multiply(
+    part_bsd: Tensor,
+    matrices: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    axis: TensorAxis | None,
+    keeps_whole: bool,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Gather [b, s/t, d] to [b, s, d] and multiply it with each matrix [f, d], as F.linear does.
+
+    Return (results [b, s, f], the gathered input, or None without `keeps_whole`). Nothing is sent without an
+    axis, or if ranks hold whole sequences.
+    """
+    if axis is None or not axis.is_chunked:
+        whole_bsd = gather(part_bsd, axis)
+        return _products(whole_bsd, matrices, biases), whole_bsd if keeps_whole else None
+    coming: Iterable[Tensor] = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
+    if part_bsd.is_cuda:
+        coming = list(coming)  # all start now
+    # On gloo each starts when it is taken, because two at a time write outside of their memory (torch 2.13).
+    gathered = []
+    results: list[list[Tensor]] = [[] for _ in matrices]
+    for piece in coming:
+        rows = _collectives.wait_tensor(piece)  # [t·b, s/(t·chunks), d]
+        gathered += [rows] if keeps_whole else []
+        for one, product in zip(results, _products(rows, matrices, biases)):
+            one.append(product)
+    joined = [_join(one, axis.ranks) for one in results]
+    return joined, _join(gathered, axis.ranks) if keeps_whole else None
+
+
+def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
+    """Multiply [b, s, d] by a matrix [f, d] and sum over the ranks: this rank's part [b, s/t, f], or all."""
+    if not axis.is_chunked:
+        return wait(start_sum(_product(x_bsd, matrix), axis))
+    by_rank = x_bsd.unflatten(1, (axis.ranks, -1))  # [b, t, s/t, d]
+    coming = []
+    for piece in by_rank.tensor_split(_chunks(by_rank.shape[2], axis), dim=2):
+        product = _product(piece.transpose(0, 1).flatten(0, 1), matrix)
+        coming.append(_collectives.reduce_scatter_tensor(product, "sum", axis.ranks, axis.group_name))
+    return torch.cat([wait(piece) for piece in coming], dim=1)
+
+
+def gather(x_bsd: Tensor, axis: TensorAxis | None) -> Tensor:
+    """Gather the input along the sequence if ranks hold parts of it: [b, s/t, d] → [b, s, d]."""
+    if axis is None or not axis.along_sequence:
+        return x_bsd
+    return in_sequence_order(wait(start_gather(x_bsd, axis)), axis.ranks)
+
+
+def start_gather(part_bsd: Tensor, axis: TensorAxis) -> Tensor:
+    """Start an all-gather of [b, s/t, d]; the result, after `wait`, is [t·b, s/t, d]."""
+    return _collectives.all_gather_into_tensor(part_bsd.contiguous(), axis.ranks, axis.group_name)
+
+
+def start_sum(x_bsd: Tensor, axis: TensorAxis) -> Tensor:
+    """Start the sum over the ranks; the result, after `wait`, is [b, s/t, d] if ranks hold parts."""
+    if not axis.along_sequence:
+        return _collectives.all_reduce(x_bsd, "sum", axis.group_name)
+    by_rank = x_bsd.unflatten(1, (axis.ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    return _collectives.reduce_scatter_tensor(by_rank, "sum", axis.ranks, axis.group_name)
+
+
+def wait(coming: Tensor) -> Tensor:
+    return _collectives.wait_tensor(coming)
+
+
+def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
+    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy if b is 1."""
+    if parts.shape[0] == ranks:
+        # Not a transposition: by its stride of the first dim torch would multiply by bmm and not by mm, whose
+        # results `recompute = "operators"` keeps.
+        return parts.reshape(1, -1, parts.shape[-1])
+    return parts.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def needed_now(ctx: Any) -> tuple[bool, ...]:
+    """Return which gradients this pass asks for. ctx.are_tensors: which of the inputs are tensors.
+
+    A schedule that splits the backward runs the node twice, for its input and then for its weights, but
+    `ctx.needs_input_grad` is True for both each time.
+    """
+    if torch.compiler.is_compiling():  # always both
+        return ctx.needs_input_grad
+    nodes = iter(node for node, _ in ctx.next_functions)  # of the inputs that are tensors
+    of_inputs = [next(nodes) if is_tensor else None for is_tensor in ctx.are_tensors]
+    return tuple(is_needed and _runs(node) for is_needed, node in zip(ctx.needs_input_grad, of_inputs))
+
+
+def _runs(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch cannot say it of a leaf that `torch.autograd.grad` was asked for
+        return True
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, with its gradients; a plain tensor is its own part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply as F.linear does, by an operator that stays itself inside of another operator."""
+    return torch.mm(x.reshape(-1, x.shape[-1]), matrix.t()).unflatten(0, x.shape[:-1])
+
+
+def _products(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    return [F.linear(x, matrix, bias) for matrix, bias in zip(matrices, biases)]
+
+
+def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
+    return part_bsd.tensor_split(_chunks(part_bsd.shape[1], axis), dim=1)
+
+
+def _chunks(length: int, axis: TensorAxis) -> int:
+    return min(axis.chunks, length)
+
+
+def _join(pieces: Sequence[Tensor], ranks: int) -> Tensor:
+    """Join chunks of all ranks' parts, each [t·b, s/(t·chunks), d], to [b, s, d], in one copy."""
+    by_rank = [piece.unflatten(0, (ranks, -1)).transpose(0, 1) for piece in pieces]
+    return torch.cat(by_rank, dim=2).flatten(1, 2)
 
 
 def apply_projection(model: nn.Module) -> None:
-    """Replace each block's joint projections by `AccumulatingProjection`s, in place.
-
-    It leaves blocks with a matrix in FP8, which is torchao's module.
-    """
+    """Replace each block's joint projections by `AccumulatingProjection`s in place, but not beside FP8."""
     for block in list(model.modules()):
         linears = [child for child in block.children() if isinstance(child, nn.Linear)]
         if all(type(linear) is nn.Linear for linear in linears):
@@ -52,10 +170,17 @@ def apply_projection(model: nn.Module) -> None:
 
 
 class AccumulatingProjection(JointProjection):
-    """Linears of one input whose gradient is added up in the products.
+    """Queries, keys and values, or gate and up, as one node of autograd: their input is kept and sent once.
 
-    axis: set where the linears' rows are split over tensor ranks. keeps_whole: the gathered input is kept
-    until the backward and not gathered again, for a layer that is recomputed just before.
+    Gradients of the input are added up inside the matrix products (`addmm_`). The products stay separate,
+    because joining their matrices costs more than it gives (benchmarks/results/speed.md).
+
+    With sequence parallelism each rank keeps its part of the input only, and gathers the rest again for the
+    gradients of the weights (Korthikanti et al. 2022, section 4.2.2), beside the products of the input's
+    gradient, which is summed over the ranks beside the products of the weights' gradients.
+
+    axis: set if the linears' rows are split over tensor ranks. keeps_whole: keep the gathered input until the
+    backward, for a layer that is recomputed just before.
     """
 
     def __init__(self) -> None:
@@ -73,7 +198,7 @@ class AccumulatingProjection(JointProjection):
 
 
 class _Accumulated(torch.autograd.Function):
-    """Products of one input with several matrices, and their biases: `apply(x, axis, keeps_whole, *both)`."""
+    """`apply(x, axis, keeps_whole, *weights, *biases)`: products of one input with several matrices."""
 
     @staticmethod
     def forward(
@@ -84,7 +209,7 @@ class _Accumulated(torch.autograd.Function):
         ctx.are_tensors = True, False, False, *(tensor is not None for tensor in both)
         ctx.gathers_again = axis is not None and axis.along_sequence and not keeps_whole
         results, whole_bsd = gather_and_multiply(x_bsd, weights, biases, axis, not ctx.gathers_again)
-        # Not a copy of the weights: FSDP2 frees them after the layer and gathers them in place again.
+        # The weights without a copy: FSDP2 frees them after the layer and gathers them in place again.
         ctx.save_for_backward(x_bsd if ctx.gathers_again else whole_bsd, *weights)
         return tuple(results)
 
@@ -117,7 +242,7 @@ class _Accumulated(torch.autograd.Function):
 
 
 def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis) -> Tensor:
-    """Start an all-gather in the backward pass; the result, to be waited for, is [t·b, s/t, d]."""
+    """Start an all-gather in the backward pass; the result, after a wait, is [t·b, s/t, d]."""
     if torch.compiler.is_compiling():
         return _gather_in_backward(part_bsd.contiguous(), gradient, axis.ranks, axis.group_name)
     return start_gather(part_bsd, axis)
@@ -125,10 +250,7 @@ def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis)
 
 @torch.library.custom_op("kielo::gather_in_backward", mutates_args=())
 def _gather_in_backward(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Start an all-gather of `part`. `gradient` is not read: it keeps the gather in the backward.
-
-    Otherwise a compiler would take it for the forward's gather and keep that one's result.
-    """
+    """Start an all-gather; `gradient` keeps a compiler from taking it for the forward's gather."""
     return torch.ops._c10d_functional.all_gather_into_tensor(part, ranks, group_name)
 
 
@@ -137,22 +259,12 @@ def _(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
     return part.new_empty(ranks * part.shape[0], *part.shape[1:])
 
 
-# The row-split matrix of a tensor-parallel pair as one node of autograd: attention's output, an MLP's last.
-#
-# Each rank has some of the matrix's columns and of the input's features, so that products are partial sums,
-# which are summed over the ranks and, with sequence parallelism, scattered along the sequence. The bias is
-# added after the sum. In the backward the gradient is gathered once, for the input's and for the weight's
-# (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198). Where nothing is
-# chunked or joined torch's own style does it. Shape letters: t = tensor ranks, b = batch, s = sequence, f =
-# features of the whole input, d = hidden size.
-
-
 class RowSplitLinear(nn.Linear):
     """A linear whose input features are split over tensor ranks: [b, s, f/t] → [b, s/t, d], summed.
 
-    Without sequence parallelism the result is [b, s, d] on every rank. Made of a linear by `split_rows`.
-    is_one_operator: product and sum are one operator, `SUMMED_PRODUCT`, so that selective checkpointing can
-    keep the sum in place of the partial sums.
+    Without sequence parallelism the result is [b, s, d] on every rank. The bias is added after the sum. The
+    backward gathers the gradient once. `split_rows` makes it of a linear. is_one_operator: product and sum
+    are one operator, `SUMMED_PRODUCT`, whose result selective checkpointing can keep.
     """
 
     axis: TensorAxis
@@ -171,7 +283,7 @@ def split_rows(linear: nn.Linear, mesh: DeviceMesh, axis: TensorAxis) -> None:
     if linear.bias is not None:
         bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [Replicate()]), linear.bias.requires_grad)
         linear.register_parameter("bias", bias)
-    # Its class, and not its forward, because compiled layers share their code only if their parts do.
+    # Change its class, not its forward, because compiled layers share code only if their parts are alike.
     made: Any = linear
     made.__class__ = RowSplitLinear
     made.axis, made.is_one_operator = axis, False
@@ -187,7 +299,8 @@ class _SummedProduct(torch.autograd.Function):
         ctx.axis, ctx.whole_gradient = axis, None
         ctx.are_tensors = True, True, bias is not None, False, False
         ctx.save_for_backward(weight, x_bsf if ctx.needs_input_grad[1] else None)
-        return _with_bias((SUMMED_PRODUCT if is_one_operator else summed_product)(x_bsf, weight, *axis), bias)
+        summed = (SUMMED_PRODUCT if is_one_operator else summed_product)(x_bsf, weight, *axis)
+        return summed if bias is None else summed + bias
 
     @staticmethod
     @once_differentiable
@@ -211,14 +324,10 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _with_bias(summed: Tensor, bias: Tensor | None) -> Tensor:
-    return summed if bias is None else summed + bias
-
-
 def summed_product(
     x: Tensor, weight: Tensor, group_name: str, ranks: int, along_sequence: bool, chunks: int
 ) -> Tensor:
-    """Multiply [b, s, f/t] with a weight [d, f/t] and sums; the axis is given by its fields."""
+    """Multiply [b, s, f/t] with a weight [d, f/t] and sum; the axis is given by its fields."""
     return multiply_and_sum(x, weight, TensorAxis(group_name, ranks, along_sequence, chunks))
 
 

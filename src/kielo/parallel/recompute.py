@@ -105,10 +105,10 @@ class _Again(NamedTuple):
 
 
 class _MadeAgain:
-    """Outputs of a layer's norms and of its activation, which autograd makes again instead of keeping them.
+    """Outputs of a layer's norms and of its activation, which autograd recomputes instead of keeping them.
 
-    While the layer goes forward it remembers them by their storage. Where an operator saves one of them for
-    its backward, what makes it is saved in its place, with inputs that are kept in any case.
+    During the layer's forward it remembers them by their storage. If an operator saves one of these outputs
+    for its backward, the function that makes it is saved in its place, with inputs that are kept in any case.
     """
 
     def __init__(self, layer: nn.Module, modules: list[nn.Module]) -> None:
@@ -163,11 +163,7 @@ def _storage(tensor: Tensor) -> int:
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of `kind` that is computed again in the backward.
-
-    It is a class, and not a forward replaced in each module, because compiled layers share their code only if
-    their parts are of one class.
-    """
+    """Return a subclass of `kind` that the backward computes again: compiled layers share code by class."""
 
     def forward(self: nn.Module, *inputs: Any) -> Any:
         def inside(*inputs: Any) -> Any:

@@ -1,9 +1,8 @@
 """Comparison of replicas: tensors that several ranks hold must be equal on them bit for bit.
 
-In: named tensors of a model and its optimiser, and the mesh. Out: which of them differ, and on which ranks.
-Each rank computes a checksum of 8 bytes a tensor on its device; one small all-reduce along each axis compares
-them. Tensors are equal along `replicate` (hybrid sharding), and along `tensor` where a rank of it holds the
-whole (norms, biases). What FSDP2 splits over all ranks has no replica, and nothing here can check it.
+Each rank computes a checksum of 8 bytes a tensor on its device, and a small all-reduce along each axis
+compares them. Tensors are equal along `replicate` (hybrid sharding), and along `tensor` if a rank of it holds
+the whole (norms, biases). Tensors that FSDP2 splits over all ranks have no replica.
 """
 
 from collections import Counter, defaultdict
@@ -35,17 +34,14 @@ class Holders(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that differs, and the ranks that may be wrong: those that the fewest others agree with."""
+    """A tensor that differs, and the suspect ranks, with which the fewest others agree."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return an int64 scalar on the device: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
-
-    One flipped bit always changes it: by an odd number times a power of two below 2^64.
-    """
+    """Return int64: the sum of (2 i + 1) × bits of element i. One flipped bit always changes it."""
     flat = local(tensor).detach().contiguous().view(-1)
     flat = flat.view(_INTEGERS[flat.element_size()])
     odd = torch.arange(min(len(flat), CHUNK_ELEMENTS), device=flat.device).mul_(2).add_(1)
@@ -72,10 +68,7 @@ def replicated_axes(tensor: Tensor, mesh: Mesh) -> list[str]:
 
 
 class Replicas:
-    """The tensors of this rank that others hold too. All ranks of the mesh call `differences` together.
-
-    exist: may there be any; the same on every rank.
-    """
+    """The tensors of this rank that others hold too. All ranks of the mesh call `differences` together."""
 
     def __init__(self, tensors: Mapping[str, Tensor], mesh: Mesh):
         self._mesh, self._axes = mesh, axes_with_replicas(mesh)
@@ -88,7 +81,7 @@ class Replicas:
         }
 
     def differences(self) -> list[Difference]:
-        """Return the tensors that differ, the same list on every rank. Waits for the device."""
+        """Return the tensors that differ, the same list on every rank. It waits for the device."""
         device = torch.device(self._mesh.parameters.device_type)
         sums = [checksum(tensor).to(device) for tensor in self._tensors.values()]
         differing = torch.zeros(1, dtype=torch.int64, device=device)
@@ -112,7 +105,7 @@ class Replicas:
 
 
 def blamed(everyone: Sequence[Iterable[tuple[Holders, int]]]) -> list[Difference]:
-    """Return which ranks to blame. everyone: (who should hold the same, checksum) of each rank's tensors."""
+    """Return the ranks to blame. everyone: (who should hold the same, checksum) of each rank's tensors."""
     held: dict[Holders, dict[int, int]] = defaultdict(dict)
     for rank, sums in enumerate(everyone):
         for holders, value in sums:
@@ -134,7 +127,7 @@ def blamed(everyone: Sequence[Iterable[tuple[Holders, int]]]) -> list[Difference
 
 
 def _extremes(sums: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return the lowest and the highest of each number in the group; ~ turns their order around."""
+    """Return the lowest and the highest of each number in the group; ~ reverses their order."""
     both = torch.cat((sums, ~sums))
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     return ~both[len(sums) :], both[: len(sums)]

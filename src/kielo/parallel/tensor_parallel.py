@@ -1,8 +1,10 @@
 """Tensor and sequence parallelism: matrices are split over the `tensor` axis, activations along the sequence.
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
-(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
-`tables.py` names a style for each module; here each becomes one of torch's own parallel styles.
+(arXiv:2205.05198), which is optional: it has the same traffic and divides the activations. The family's
+`tables.py` names a style for each module. Here each style becomes a parallel style of torch.
+
+Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size, f = features.
 """
 
 from collections.abc import Callable
@@ -31,21 +33,16 @@ from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.parameter_shapes import style_of
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.projection import AccumulatingProjection, split_rows
-from kielo.parallel.tensor_collectives import TensorAxis, own_part, start_sum, wait
+from kielo.parallel.projection import (
+    AccumulatingProjection,
+    TensorAxis,
+    own_part,
+    split_rows,
+    start_sum,
+    wait,
+)
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import chunks_of
-
-# The embedding's rows split over the tensor axis: token ids [b, s] → this rank's part of hidden states.
-#
-# Each rank looks up the tokens whose rows it has, writes zeros for all others, and the ranks' results are
-# summed (Shoeybi et al. 2019, arXiv:1909.08053, section 3): scattered along the sequence with sequence
-# parallelism, whole on each rank without. One addend of each sum is not zero, so the sum is exact in every
-# precision. The gradient is of the rank's own rows: torch's `RowwiseParallel` gives each rank the gradient
-# of the whole vocabulary, t times the bytes.
-#
-# Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size.
-
 
 Kind = TypeVar("Kind", bound=nn.Module)
 
@@ -56,52 +53,54 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     return module
 
 
-class SplitEmbedding(ParallelStyle):
-    """A vocabulary's embedding whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
+class OwnStyle(ParallelStyle):
+    """A style of torch that changes a module by `change(module, axis)`."""
 
-    output: placement of the hidden states [b, s, d] that come out, of which each rank gets its part as a
-    plain tensor.
-    """
-
-    def __init__(self, output: Placement) -> None:
+    def __init__(self, change: Callable[[nn.Module, DeviceMesh], object]) -> None:
         super().__init__()
-        self.output = output
+        self.change = change
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def split(_: str, embedding: nn.Module, axis: DeviceMesh) -> None:
-            rows = nn.Parameter(distribute_tensor(embedding.get_parameter("weight"), axis, [Shard(0)]))
-            embedding.register_parameter("weight", rows)
-
-        distribute_module(module, axis, split)
-        module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, self.output)
+        self.change(module, axis)
         return module
 
 
+def split_embedding(output: Placement, module: nn.Module, axis: DeviceMesh) -> None:
+    """Split a vocabulary's embedding, whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
+
+    Each rank looks up the tokens of its rows, writes zeros for all others, and the results are summed,
+    exactly (Shoeybi et al. 2019, section 3). torch's `RowwiseParallel` would give each rank the gradient of
+    the whole vocabulary. output: placement of the hidden states, of which each rank gets its part as a plain
+    tensor.
+    """
+    distribute_module(module, axis, _split_parameters)
+    module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, output)
+
+
+def _split_parameters(_: str, module: nn.Module, axis: DeviceMesh) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
+
+
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
-    # Not kept from before: FSDP2 replaces the parameter by what it has gathered.
+    # Read at each call: FSDP2 replaces the parameter by the gathered one.
     rows_vd = own_part(embedding.weight)
     row_bs = ids_bs - axis.get_local_rank() * rows_vd.shape[0]
     is_elsewhere_bs = (row_bs < 0) | (row_bs >= rows_vd.shape[0])
     x_bsd = F.embedding(row_bs.masked_fill_(is_elsewhere_bs, 0), rows_vd)
-    # This also makes the gradient zero that row 0 gets from the tokens of other ranks.
+    # This also zeroes the gradient that row 0 would get from the tokens of other ranks.
     x_bsd = x_bsd.masked_fill_(is_elsewhere_bs[..., None], 0)
     summed = DTensor.from_local(x_bsd, axis, [Partial()], run_check=False)
     return summed.redistribute(placements=[output]).to_local()
 
 
-# A LayerNorm without weights over features of which each tensor rank has a part.
-#
-# Mean and variance are of all features: three sums over the ranks, of one or two numbers a token. Computed
-# in fp32 inside. Shape letters: t = tensor ranks, f = features.
-
-
 def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
-    """Return this rank's part [..., f/t] of the normed features, of its part x [..., f/t]."""
+    """Norm features that tensor ranks share, x [..., f/t], by mean and variance of all of them, in fp32."""
     return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
 
 
 class _SplitNorm(torch.autograd.Function):
-    """`apply(x, epsilon, axis)`; keeps its input and two fp32 numbers a token."""
+    """`apply(x, epsilon, axis)`. It keeps its input and two fp32 numbers a token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
@@ -122,7 +121,6 @@ class _SplitNorm(torch.autograd.Function):
 
 
 def _mean(x: Tensor, axis: TensorAxis) -> Tensor:
-    """Return the mean over all ranks' features, [..., 1]."""
     total = wait(start_sum(x.sum(-1, keepdim=True), axis))
     return total / (x.shape[-1] * axis.ranks)
 
@@ -135,8 +133,8 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
     """Split the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
-    every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
-    Sizes were checked by `resolve/rules.py`.
+    every rank without sequence parallelism. `head.weight` holds this rank's rows of the vocabulary.
+    `resolve/rules.py` has checked the sizes.
     """
     if layout.tensor == 1:
         return
@@ -149,7 +147,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
         style = style_of(plan, name)
         if style == "row" and type(module) is nn.Linear and _joins_sums(layout):
             style = "summed row"
-        # Without sequence parallelism every rank computes these whole, from the same numbers.
+        # Without sequence parallelism every rank computes the others whole, from the same numbers.
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, axis)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -165,39 +163,34 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
 
 
 def _joins_sums(layout: Layout) -> bool:
-    """Return True where the sum over tensor ranks belongs to the product before it.
-
-    Not in layers that are made again as a whole: a function of autograd keeps its tensors after its forward,
-    so that the layer's last product would be made again too, for nothing.
-    """
+    """Return True if the sum over ranks belongs to the product, which recomputed layers would repeat."""
     return layout.recompute == "operators" or (
         layout.tensor_overlap == "chunked" and layout.recompute != "full"
     )
 
 
 def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
-    """Make torch's style of `style`."""
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "vocabulary":
-        return SplitEmbedding(between)
+        return OwnStyle(partial(split_embedding, between))
     if style == "column":
         return ColwiseParallel()
     if style == "summed row":
-        return SplitRows(axis)
+        return OwnStyle(lambda linear, mesh: split_rows(_checked(linear, nn.Linear), mesh, axis))
     if style == "row":
         return RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
         return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
     if style == "whole_input":
-        return SplitProjection(axis._replace(along_sequence=False))
+        return OwnStyle(partial(_split_projection, axis._replace(along_sequence=False)))
     if style == "features":
-        return SplitFeatures(axis)
-    if style in _OWN_STYLES:
-        return _OWN_STYLES[style]()
+        return OwnStyle(partial(_split_features, axis))
+    if style in _CHANGES:
+        return OwnStyle(_CHANGES[style])
     if style == "gather":
         if isinstance(module, AccumulatingProjection):
-            return SplitProjection(axis)
+            return OwnStyle(partial(_split_projection, axis))
         # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
         return PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
@@ -205,52 +198,23 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
     raise ValueError(f"{style!r} is no tensor-parallel style")
 
 
-class SplitProjection(ParallelStyle):
-    """Linears of one input, each split in rows: the projection sends input and gradient itself."""
-
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        _checked(module, AccumulatingProjection).axis = self.axis
-        return module
+def _split_projection(axis: TensorAxis, module: nn.Module, _: DeviceMesh) -> None:
+    """Let linears of one input, each split in rows, send input and gradient themselves."""
+    _checked(module, AccumulatingProjection).axis = axis
 
 
-class SplitRows(ParallelStyle):
-    """A linear whose input is split by features: it sums its output itself."""
-
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        split_rows(_checked(module, nn.Linear), mesh, self.axis)
-        return module
+def _split_features(axis: TensorAxis, module: nn.Module, _: DeviceMesh) -> None:
+    """Norm features of which each rank has a part, without weights: [b, s, f/t]."""
+    norm = _checked(module, LayerNorm)
+    if norm.elementwise_affine:
+        raise ValueError("a norm of split features has weights, which would have to be split too")
+    module.forward = partial(split_norm, epsilon=norm.epsilon, axis=axis)
 
 
-class SplitFeatures(ParallelStyle):
-    """A norm without weights over features of which each rank has a part: [b, s, f/t]."""
-
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        norm = _checked(module, LayerNorm)
-        if norm.elementwise_affine:
-            raise ValueError("a norm of split features has weights, which would have to be split too")
-        module.forward = partial(split_norm, epsilon=norm.epsilon, axis=self.axis)
-        return module
-
-
-class WholeMatrix(ParallelStyle):
-    """A linear whose weight is whole, on this rank's part of the sequence; its gradient is summed."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        distribute_module(module, axis)
-        module.forward = partial(_with_whole_weight, _checked(module, nn.Linear))
-        return module
+def _keep_whole(module: nn.Module, axis: DeviceMesh) -> None:
+    """Multiply this rank's part of the sequence by a whole weight, whose gradient is summed."""
+    distribute_module(module, axis)
+    module.forward = partial(_with_whole_weight, _checked(module, nn.Linear))
 
 
 def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
@@ -265,13 +229,10 @@ def _whole(parameter: Tensor) -> Tensor:
     return parameter.to_local(grad_placements=[Partial()])
 
 
-class OwnPositionHeads(ParallelStyle):
-    """Relative positions of the heads that a rank has, where other ranks' matrices may make them."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        if module.is_interleaved:
-            module.forward = partial(_own_position_heads, module.forward, axis)
-        return module
+def _split_position_heads(module: nn.Module, axis: DeviceMesh) -> None:
+    """Keep the relative positions of this rank's heads, which other ranks' matrices may make."""
+    if module.is_interleaved:
+        module.forward = partial(_own_position_heads, module.forward, axis)
 
 
 def _own_position_heads(
@@ -286,55 +247,46 @@ def _own_position_heads(
     return tuple(heads.chunk(axis.size())[axis.get_local_rank()] for heads in cut_into_heads(*whole))
 
 
-class PositionTable(ParallelStyle):
-    """A whole embedding; each rank reads the rows of its part of the sequence: [1, s] → [1, s/t, d]."""
+def _split_positions(module: nn.Module, axis: DeviceMesh) -> None:
+    """Read the rows of this rank's part of the sequence from a whole embedding: [1, s] → [1, s/t, d]."""
 
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
-            whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
-            return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
+    def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
+        whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
 
-        return distribute_module(module, axis, None, part, _to_local)
-
-
-class EachHead(ParallelStyle):
-    """A norm of each head by itself, [b, s, h/t, k] on a rank: its weight is whole, gradients are summed."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        return distribute_module(module, axis, None, _split_along(2), _to_local)
+    distribute_module(module, axis, None, part, _to_local)
 
 
-class AllHeads(ParallelStyle):
-    """A norm over all heads, [b, s, hk/t] on a rank: its weight is split as the heads, its mean is global."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def split(_: str, norm: nn.Module, axis: DeviceMesh) -> None:
-            for name, parameter in norm.named_parameters(recurse=False):
-                norm.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
-
-        return distribute_module(module, axis, split, _split_along(2), _to_local)
+def _norm_each_head(module: nn.Module, axis: DeviceMesh) -> None:
+    """Norm each head by itself, [b, s, h/t, k] on a rank: the weight is whole, gradients are summed."""
+    distribute_module(module, axis, None, _split_along_heads, _to_local)
 
 
-class OwnHeads(ParallelStyle):
-    """ALiBi slopes of the heads that a rank has."""
-
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        alibi = _checked(module, Alibi)
-        alibi.num_heads = alibi.total_heads // axis.size()
-        alibi.first_head = alibi.num_heads * axis.get_local_rank()
-        alibi.reset_buffers(alibi.slopes.device)
-        return module
+def _norm_all_heads(module: nn.Module, axis: DeviceMesh) -> None:
+    """Norm all heads, [b, s, hk/t] on a rank: the weight is split as the heads, the mean is global."""
+    distribute_module(module, axis, _split_parameters, _split_along_heads, _to_local)
 
 
-_OWN_STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads,
-    "whole": WholeMatrix, "position_heads": OwnPositionHeads,
-}  # fmt: skip
+def _split_slopes(module: nn.Module, axis: DeviceMesh) -> None:
+    alibi = _checked(module, Alibi)
+    alibi.num_heads = alibi.total_heads // axis.size()
+    alibi.first_head = alibi.num_heads * axis.get_local_rank()
+    alibi.reset_buffers(alibi.slopes.device)
 
 
-# torch says that such functions return None, and takes what they return.
-def _split_along(dim: int) -> Callable[..., Any]:
-    return lambda _, inputs, axis: DTensor.from_local(inputs[0], axis, [Shard(dim)], run_check=False)
+_CHANGES: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
+    "positions": _split_positions,
+    "each_head": _norm_each_head,
+    "all_heads": _norm_all_heads,
+    "slopes": _split_slopes,
+    "whole": _keep_whole,
+    "position_heads": _split_position_heads,
+}
+
+
+# torch says that such functions return None, but uses the result.
+def _split_along_heads(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
+    return DTensor.from_local(inputs[0], axis, [Shard(2)], run_check=False)
 
 
 def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
@@ -344,8 +296,7 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
 def gather_sequence(x_bsd: Tensor, axis: DeviceMesh, is_split: bool) -> Tensor:
     """Gather the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
-    is_split: each rank has a part of the sequence, not all of it; a DTensor says so itself. Backward: each
-    rank's gradient is its own vocabulary's part; they are summed in one collective.
+    is_split: each rank has a part of the sequence. Backward: one collective sums the ranks' gradients.
     """
     if not isinstance(x_bsd, DTensor):
         placement = Shard(SEQUENCE_DIM) if is_split else Replicate()

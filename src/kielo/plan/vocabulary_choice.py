@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kielo.models.families import module
+from kielo.models.parameter_shapes import token_flops
 from kielo.models.proportions import count
 from kielo.plan.choose_layout import nothing_runs
 from kielo.plan.planned_layout import plan_layouts
@@ -108,7 +108,7 @@ class Pricing:
         tokens = round(text_bytes / of.bytes_per_token)
         asked = relearn_tokens or self._frozen_tokens or TOKENS_PER_NEW_ROW * of.new_rows
         relearn_tokens = asked if of.new_rows else 0
-        text_flops = float(tokens * module(model.model_type, "tables").flops_per_token(model, self._length))
+        text_flops = float(tokens * token_flops(model, self._length))
         relearn_flops = float(relearn_tokens * flops_per_token(model, self._length, _VOCABULARY))
         numbers = tokens, relearn_tokens, text_flops, relearn_flops
         choice = Choice(of, count(model), embedding_share(model, of.size), *numbers)

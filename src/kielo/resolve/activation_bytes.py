@@ -3,8 +3,8 @@
 They are counted tensor by tensor from the code of `models/blocks`. `memory.memory_bytes` sums them.
 """
 
-from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
+from kielo.models.family_tables import LayerParts
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import CompleteModel, DatasetIdentity, Layout, Precision
 from kielo.resolve.software import compile_advice

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kielo.artifact.json_object import JsonTable
-from kielo.models.families import module
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
@@ -122,11 +122,10 @@ _Kind = tuple[int, int, int, tuple[str, ...]]
 
 def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
     """Return the sums. kinds: (tokens, tokens a step, sequence length, trained modules) of each phase."""
-    count = module(model.model_type, "tables")
     flops = sum(tokens * flops_per_token(model, length, trainable) for tokens, _, length, trainable in kinds)
     return Overview(
         model,
-        count.parameters(model),
+        parameters(model),
         sum(tokens for tokens, *_ in kinds),
         tuple(dict.fromkeys((step, length) for _, step, length, _ in kinds)),
         tuple(learning_rates),

@@ -11,8 +11,7 @@ from math import prod
 
 from kielo.dataset.order import Order, OrderSource
 from kielo.dataset.order import Phase as OrderPhase
-from kielo.models.families import module
-from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.parameter_shapes import parameter_shapes, token_flops
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase, steps_of_phase
 from kielo.recipe.sections import BatchRamp, CompleteModel
@@ -56,7 +55,7 @@ def flops_per_token(model: CompleteModel, sequence_length: int, patterns: Sequen
         for name, shape in parameter_shapes(model).items()
         if name not in looked_up and not trains(model, patterns, name)
     )
-    return module(model.model_type, "tables").flops_per_token(model, sequence_length) - 2 * frozen
+    return token_flops(model, sequence_length) - 2 * frozen
 
 
 # (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`).

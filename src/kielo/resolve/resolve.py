@@ -11,7 +11,7 @@ from pathlib import Path
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.weights_folder import weights_here
 from kielo.dataset.provenance import check_recipe
-from kielo.models.families import module
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
@@ -212,7 +212,7 @@ def _placement(
         device=machine.device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops if card else {},
-        parameters=module(model.model_type, "tables").parameters(model),
+        parameters=parameters(model),
         end_of_text_id=text.end_of_text_id,
         file_stall_seconds=file_stall_seconds(recipe),
         tokenizer_hash=text.tokenizer_hash,
@@ -317,7 +317,7 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
     if layout.compile is not None:
         return layout.compile
     against = (machine.software.missing_compiler, compile_advice(layout))
-    flops = 6 * module(identity.model.model_type, "tables").parameters(identity.model) * identity.total_tokens
+    flops = 6 * parameters(identity.model) * identity.total_tokens
     is_worth_it = machine.device == "cuda" or (
         machine.software.has_amx and identity.train.precision == "bf16" and flops > _FLOPS_WORTH_COMPILING
     )

@@ -8,7 +8,7 @@ in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or
 from itertools import pairwise
 from typing import NamedTuple
 
-from kielo.models.families import module
+from kielo.models.parameter_shapes import token_flops
 from kielo.recipe.sections import CompleteModel, Layout
 
 
@@ -40,9 +40,8 @@ def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout)
         return (model.num_hidden_layers,)
     if layout.pipeline_layers is not None:
         return layout.pipeline_layers
-    count = module(model.model_type, "tables")
     head = 6 * model.vocab_size * model.hidden_size
-    layer = (count.flops_per_token(model, sequence_length) - head) / model.num_hidden_layers
+    layer = (token_flops(model, sequence_length) - head) / model.num_hidden_layers
     return split_by_cost(model.num_hidden_layers, num_stages(layout), layer, head)
 
 

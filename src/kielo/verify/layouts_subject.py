@@ -18,7 +18,6 @@ from kielo.dataset.batches import NOT_COUNTED, causal_documents
 from kielo.models import families
 from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.init import seeded_normal
-from kielo.models.config_keys import keys_of_model
 from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel, Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
@@ -137,7 +136,7 @@ def _tiny(model: Model, tied: bool | None, of: Sizes) -> CompleteModel:
         sizes["layer_types"] = tuple(kinds[number % len(kinds)] for number in range(of.layers))
     if model.query_pre_attn_scalar is not None:
         sizes["query_pre_attn_scalar"] = 12.0  # another number than head_dim
-    known = {"weights", "vocab_multiple", *keys_of_model(families.config_entries(model.model_type))}
+    known = {"weights", "vocab_multiple", *families.keys_of_family(model.model_type)}
     fitting = {key: value for key, value in sizes.items() if key in known}
     return families.complete(model.model_copy(update=fitting), of.length)
 

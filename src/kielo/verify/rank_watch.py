@@ -154,7 +154,7 @@ class RankWatch(TorchDispatchMode):
     axes: a communicator's name → its axis of the mesh. weights_group: the name of FSDP2's communicator.
 
     flops: "matrix products" and "attention" → operations. The causal half of attention's scores counts, as in
-    `models/decoder_count.py`. calls and bytes: (axis, operation) → calls, and bytes of the whole buffers.
+    `models/parameter_shapes.py`. calls and bytes: (axis, operation) → calls, and bytes of the whole buffers.
     """
 
     def __init__(self, axes: Mapping[str, str], weights_group: str) -> None:

@@ -15,7 +15,8 @@ from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
 from kielo.models.blocks.decoder import Decoder
-from kielo.models.decoder_count import layer_types
+from kielo.models.family_tables import layer_types
+from kielo.models.parameter_shapes import parameters
 from kielo.parallel.materialise import materialise
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
@@ -44,7 +45,7 @@ def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> 
         raise KieloError(f"{folder}: its config.json has no vocab_size")
     config = AutoConfig.from_pretrained(folder)
     windows = {"window of each layer": (_our_windows(model), _their_windows(config))}
-    number = 2 * 4 * families.module(model.model_type, "tables").parameters(model)
+    number = 2 * 4 * parameters(model)
     compared = model if number <= WHOLE_MODEL_BYTES else _two_layers(model, config)
     length = min(sequence_length, model.max_position_embeddings or sequence_length)
     generator = torch.Generator().manual_seed(_SEED)

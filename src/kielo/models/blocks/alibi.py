@@ -1,7 +1,7 @@
 """Attention with linear biases (ALiBi): scores fall with distance, with a slope of its own for each head.
 
 Press et al. 2021, arXiv:2108.12409. Data in: distances [q, n] of keys before their queries; data out: biases
-[h, q, n] to add to scores. Shape letters: h = heads, q = queries, n = keys.
+[h, q, n] to add to scores. Shape letters: b = batch, h = heads, q = queries, n = keys, k = head_dim.
 """
 
 import math
@@ -13,10 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Alibi(nn.Module):
-    """ALiBi biases of `num_heads` heads from `first_head` on, of `total_heads`: those of one tensor rank.
-
-    The slopes are not saved; `reset_buffers` fills them after a model leaves the meta device.
-    """
+    """The slopes of a tensor rank: `num_heads` heads from `first_head` on, of `total_heads`; not saved."""
 
     slopes: Tensor
 
@@ -41,24 +38,17 @@ def biases(slopes_h: Tensor, distance_qn: Tensor) -> Tensor:
 
 
 def slopes(num_heads: int) -> list[float]:
-    """Compute a slope for each head: 2^(-8 i / h) for powers of two.
-
-    For other numbers every second slope of the next power of two fills up (the authors' code).
-    """
+    """Return slopes 2^(-8 i / h); if h is no power of two, then between the slopes of the power below."""
+    # Others take every second slope of the next power of two (the authors' code).
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]
     return first + between
 
 
-# Attention with ALiBi on a processor, which keeps no biases from forward to backward.
-#
-# Biases [h, q, n] that autograd keeps are O(h·s²) bytes of every layer. They follow from slopes and
-# distances, which all layers share, so that the backward makes them again; the kernels are those of torch's
-# `scaled_dot_product_attention`, bit by bit. On a GPU FlexAttention computes each bias inside its kernel
-# (`blocks/flex.py`) and keeps none either.
-#
-# Shape letters: b = batch, h = heads, q = queries, n = keys, k = head_dim.
+# Attention with ALiBi on a CPU. Biases [h, q, n] that autograd keeps are O(h·s²) bytes in every layer. Layers
+# share slopes and distances, so the backward makes the biases again. The kernels are those that torch's
+# `scaled_dot_product_attention` calls, bit by bit. On a GPU FlexAttention computes biases in its kernel.
 
 
 def attend(
@@ -96,5 +86,5 @@ class _Attention(torch.autograd.Function):
 
 
 def _masked(slopes_h: Tensor, distance_qn: Tensor, visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return biases [b or 1, h, q, n], -∞ at what is not visible."""
+    """Return biases [b or 1, h, q, n], -∞ for keys that are not visible."""
     return biases(slopes_h, distance_qn).to(dtype).masked_fill(~visible, -torch.inf)

@@ -17,20 +17,18 @@ from torch.nn.attention.flex_attention import BlockMask
 from kielo.models.blocks import alibi, blocked_attention, flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.dropout import WeightNoise
-from kielo.models.blocks.joint_projection import JointProjection
+from kielo.models.blocks.mlp import JointProjection
 from kielo.models.blocks.rope import rotate
+from kielo.recipe.sections import CompleteModel
 
 
 @dataclass(frozen=True)
 class Mask:
     """An attention mask: the keys that each query attends to.
 
-    visible: [b or 1, 1, q, n] bool, None for plain attention, which is faster: a dense mask takes O(s²)
-    memory. Every query sees itself, so no softmax divides by zero. distance: query position - key position
-    [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU, where masks
-    or changed scores need more than plain attention. positions: with blocks, the positions of the queries,
-    None where they are whole sequences. is_causal: do queries see no later keys in plain attention? Encoders'
-    see all.
+    visible: [b or 1, 1, q, n] bool, None for plain attention, without O(s²) memory. Every query sees itself.
+    distance: query position - key position [q, n], for ALiBi. blocks: replaces both, for FlexAttention on a
+    GPU. positions: of the queries with blocks, None for whole sequences. is_causal: of plain attention.
     """
 
     visible: Tensor | None
@@ -48,12 +46,11 @@ class Mask:
 
 
 class MaskMaker(nn.Module):
-    """Make one `Mask` for each window, once a forward; a module, so that context parallelism can replace it.
+    """A module that makes one `Mask` for each window, once a forward. Context parallelism replaces it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
-    arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
-    capped, which plain attention on a GPU cannot do. is_causal: False for encoders, whose queries see as many
-    tokens forward as back, but none forward in documents with negative numbers.
+    arXiv:2004.05150); None for all. is_capped: plain attention on a GPU cannot cap scores. is_causal: False
+    for encoders, whose queries see as many tokens forward, but none in documents with negative numbers.
     """
 
     def __init__(
@@ -68,50 +65,41 @@ class MaskMaker(nn.Module):
         self.needs_distance, self.is_capped, self.is_causal = needs_distance, is_capped, is_causal
 
     def forward(
-        self,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        sequence_length: int,
-        device: torch.device,
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Return window → mask. `positions_s` is unused here: all columns are present, in their order."""
+        """Return window → mask. `positions_s` is unused here, because all columns are present in order."""
         make = self.dense if device.type == "cpu" else self.in_blocks
-        return make(documents_bs, sequence_length, device)
+        return make(documents_bs, length, device)
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
-        """Return each token's place in its document, from 0: int64 [b, s]; `positions_s` is as above."""
+        """Return each token's place in its document, from 0: int64 [b, s]."""
         columns_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
         begins_bs = torch.ones_like(documents_bs, dtype=torch.bool)
         begins_bs[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
         return columns_s - columns_s.where(begins_bs, 0).cummax(dim=1).values
 
-    def dense(
-        self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
-    ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences, dense where a mask is needed."""
-        places_s = torch.arange(sequence_length, device=device)
+    def dense(self, documents_bs: Tensor | None, length: int, device: torch.device) -> dict[int | None, Mask]:
+        """Return window → mask of whole sequences, dense if a mask is needed."""
+        places_s = torch.arange(length, device=device)
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
     def in_blocks(
         self,
         documents_bs: Tensor | None,
-        sequence_length: int,
+        length: int,
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences for FlexAttention; none for plain attention.
-
-        positions_q: the positions of the queries, None for all.
-        """
+        """Return window → mask of whole sequences for FlexAttention. positions_q: None for all."""
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:
-            reach = None if window is None or window >= sequence_length else window
+            reach = None if window is None or window >= length else window
             if is_plain and reach is None:
                 masks[window] = Mask(None, is_causal=self.is_causal)
             else:
                 seen = flex.Seen(reach, documents_bs, positions_q, self.is_causal)
-                blocks = flex.block_mask(seen, sequence_length, device)
+                blocks = flex.block_mask(seen, length, device)
                 masks[window] = Mask(None, blocks=blocks, positions=positions_q)
         return masks
 
@@ -149,10 +137,9 @@ class MaskMaker(nn.Module):
 
 
 class InnerAttention(nn.Module):
-    """Queries, keys and values to outputs. It is a module so that context parallelism can replace it.
+    """Queries, keys and values to outputs. Context parallelism replaces this module.
 
-    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap)
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). alibi: biases that fall with distance.
+    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2).
     """
 
     def __init__(
@@ -164,7 +151,6 @@ class InnerAttention(nn.Module):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s, k]. noise: see `attend`."""
         return self.attend(q_bhsk, k_bgsk, v_bgsk, mask, noise)
 
     def attend(
@@ -176,10 +162,9 @@ class InnerAttention(nn.Module):
         noise: WeightNoise | None = None,
         heads: slice | None = None,
     ) -> Tensor:
-        """Return [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
+        """Return [b, h, s, k]. heads: the slice of this rank's heads that q has, None for all.
 
-        noise: drops attention's weights, None for no dropout; of this rank's heads. Only encoders have it
-        (`resolve/rules.py`), whose attention is plain.
+        noise: drops attention's weights; only of encoders, whose attention is plain (`resolve/rules.py`).
         """
         if noise is not None and heads is not None:
             noise = noise.of_heads(heads)
@@ -198,19 +183,18 @@ class InnerAttention(nn.Module):
                 raise ValueError("ALiBi needs a mask with distances")
             seen = mask.distance, mask.visible
             return alibi.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
-        attn_mask = mask.visible
         return F.scaled_dot_product_attention(
             q_bhsk,
             k_bgsk,
             v_bgsk,
-            attn_mask=attn_mask,
-            is_causal=attn_mask is None and mask.is_causal,
+            attn_mask=mask.visible,
+            is_causal=mask.visible is None and mask.is_causal,
             scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
     def _capped(self, cap: float, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Compute attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
+        """Compute attention with capped scores: no kernel of the CPU does. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -223,50 +207,35 @@ class InnerAttention(nn.Module):
         return torch.matmul(weights, v_bhsk)
 
 
-@dataclass(frozen=True)
-class AttentionOptions:
-    """Sizes of an attention block, and its biases and norms.
-
-    output_bias: bias of the output projection, None for the same as `bias`. norms: RMSNorm of queries and
-    keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads together (OLMo 2).
-    """
-
-    hidden_size: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    bias: bool
-    output_bias: bool | None = None
-    norms: Literal["head", "width"] | None = None
-
-
 class Attention(nn.Module):
     """Projections to queries, keys and values, their rotation, inner attention, and the output projection.
 
-    inner: None for plain scaled dot products. make_norm: `make_norm(size)` makes a norm of queries or keys.
+    inner: None for plain scaled dot products. norms: RMSNorm of queries and keys, made by `make_norm(size)`,
+    "head": each head by itself (Qwen3, Gemma 3), "width": all heads together (OLMo 2). has_output_bias: bias
+    of the output projection, None for the config's attention_bias.
     """
 
     def __init__(
         self,
-        options: AttentionOptions,
+        config: CompleteModel,
         inner: InnerAttention | None = None,
-        make_norm: Callable[[int], nn.Module] | None = None,
+        norms: Literal["head", "width"] | None = None,
+        make_norm: Callable[[int], nn.Module] = nn.Identity,
+        has_output_bias: bool | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim, self.norms = options.head_dim, options.norms
-        hidden, bias = options.hidden_size, options.bias
-        queries = options.num_heads * options.head_dim
-        keys = options.num_key_value_heads * options.head_dim
+        self.head_dim, self.norms = config.head_dim, norms
+        hidden, bias = config.hidden_size, config.attention_bias
+        queries, keys = (
+            heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
         self.q = nn.Linear(hidden, queries, bias=bias)
         self.k = nn.Linear(hidden, keys, bias=bias)
         self.v = nn.Linear(hidden, keys, bias=bias)
-        self.o = nn.Linear(queries, hidden, bias=bias if options.output_bias is None else options.output_bias)
-        if options.norms is not None:
-            if make_norm is None:
-                raise ValueError("norms of queries and keys need make_norm")
-            is_wide = options.norms == "width"
-            self.q_norm = make_norm(queries if is_wide else options.head_dim)
-            self.k_norm = make_norm(keys if is_wide else options.head_dim)
+        self.o = nn.Linear(queries, hidden, bias=bias if has_output_bias is None else has_output_bias)
+        if norms is not None:
+            self.q_norm = make_norm(queries if norms == "width" else config.head_dim)
+            self.k_norm = make_norm(keys if norms == "width" else config.head_dim)
         self.project = JointProjection()
         self.inner = InnerAttention() if inner is None else inner
 
@@ -278,19 +247,15 @@ class Attention(nn.Module):
         mask: Mask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
-
-        The number of heads comes from the projections' outputs: a tensor rank has fewer. noise: drops
-        attention's weights.
-        """
+        """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE."""
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         if self.norms == "width":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if self.norms == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        # Rotated before they are transposed, so that attention's output, which has the queries' order in
-        # memory, is the next matrix's input without a copy.
+        # Rotate before transposing: attention's output has the queries' order in memory, so the next matrix
+        # takes it without a copy.
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))

@@ -1,11 +1,9 @@
 """Attention on a CPU with terms of relative positions, or with dropped weights: a block of queries at a time.
 
-Scores and weights exist for one block only, and the backward makes them again: memory grows with the length
-and not with its square, and a block stays in the processor's cache (the idea of flash attention, Dao et al.
-2022, arXiv:2205.14135; here a block has all keys, so that no sums are carried from one to the next). torch's
-own kernels for the CPU take no bias with a gradient and no weights to drop. On a GPU `flex.attend` is for
-that. Shape letters: b = batch, h = heads, k = head_dim, q = queries, n = keys, r = rows of relative
-positions, m = queries of a block.
+The backward makes a block's scores and weights again, so memory does not grow with the square of the length
+(the idea of flash attention, Dao et al. 2022, arXiv:2205.14135; here a block has all keys). torch's kernels
+for the CPU take no bias with a gradient and no weights to drop. Shape letters: b = batch, h = heads, k =
+head_dim, q = queries, n = keys, r = rows of relative positions, m = queries of a block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.dropout import WeightNoise, drop_weights
 
-_BLOCK_SCORES = 2**19  # 2 MB in fp32; with what is made of them they fit a core's share of the last cache
+_BLOCK_SCORES = 2**19  # 2 MB in fp32; scores and results fit a core's share of the last cache
 
 
 class Tables(NamedTuple):
-    """What each row of a distance adds to scores, and the row of each pair's distance."""
+    """The terms that each row of a distance adds to scores, and the row of each pair's distance."""
 
     of_queries_bhqr: Tensor
     of_keys_bhnr: Tensor
@@ -29,10 +27,9 @@ class Tables(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What changes scores and weights.
+    """The changes of scores and weights. scale: factor of q·k. tables: of relative positions.
 
-    scale: factor of q·k. tables: of relative positions. visible: [b or 1, 1, q, n], True where a key is seen,
-    None for all. noise: drops weights, None for none.
+    visible: [b or 1, 1, q, n], True for keys that are seen, None for all. noise: drops weights.
     """
 
     scale: float
@@ -41,20 +38,18 @@ class Terms(NamedTuple):
     noise: WeightNoise | None = None
 
     def of(self, block: slice) -> "Terms":
-        """Return those of some queries."""
         tables = self.tables
         if tables is not None:
             of_queries = tables.of_queries_bhqr[:, :, block]
             tables = Tables(of_queries, tables.of_keys_bhnr, tables.rows_qn[block])
         visible = None if self.visible is None else self.visible[:, :, block]
-        return Terms(
-            self.scale, tables, visible, None if self.noise is None else self.noise.of_queries(block)
-        )
+        noise = None if self.noise is None else self.noise.of_queries(block)
+        return Terms(self.scale, tables, visible, noise)
 
 
 def attend(q_bhqk: Tensor, k_bhnk: Tensor, v_bhnk: Tensor, terms: Terms) -> Tensor:
     """Return [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it."""
-    # One by one, since a function of autograd keeps tensors that are its arguments.
+    # One by one, because a function of autograd keeps only tensors that are its arguments.
     tables = (None, None, None) if terms.tables is None else terms.tables
     rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise
     return _InBlocks.apply(q_bhqk, k_bhnk, v_bhnk, *tables, terms.visible, *of_noise, terms.scale, rate)
@@ -88,7 +83,7 @@ class _InBlocks(torch.autograd.Function):
         of_tables = None
         if terms.tables is not None:
             of_keys = terms.tables.of_keys_bhnr
-            # Of keys [b, h, r, n]: numbers are added along the keys, which lie side by side.
+            # Of keys [b, h, r, n], because numbers are added along the keys, which lie side by side.
             of_tables = (
                 torch.zeros_like(terms.tables.of_queries_bhqr, dtype=wide),
                 of_keys.new_zeros(of_keys.mT.shape, dtype=wide),
@@ -117,7 +112,6 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _terms(tensors: Sequence[Any], scale: float, rate: float | None) -> Terms:
-    """tensors: those of the tables, `visible` and those of the noise, each None if they are left out."""
     of_queries, of_keys, rows_qn, visible, keys_blh2, positions_q = tensors
     tables = None if of_queries is None else Tables(of_queries, of_keys, rows_qn)
     noise = None if rate is None else WeightNoise(rate, keys_blh2, positions_q)
@@ -125,7 +119,7 @@ def _terms(tensors: Sequence[Any], scale: float, rate: float | None) -> Terms:
 
 
 def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
-    """Return the weights [b, h, m, n] of a block, before any is dropped."""
+    """Return the weights [b, h, m, n] of a block before dropout."""
     scores = torch.matmul(q_bhmk, k_bhnk.mT)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(terms.scale)
     if terms.tables is not None:
@@ -138,7 +132,6 @@ def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
 
 
 def _blocks(q_bhqk: Tensor, k_bhnk: Tensor) -> Iterator[slice]:
-    """Yield queries of blocks that have about `_BLOCK_SCORES` scores each."""
     queries = q_bhqk.shape[2]
     size = max(1, _BLOCK_SCORES // (q_bhqk.shape[0] * q_bhqk.shape[1] * k_bhnk.shape[2]))
     for start in range(0, queries, size):

@@ -1,8 +1,8 @@
 """The frame of every model: embedding, numbered layers, last norm and head. A family defines its layers.
 
-Data in: token ids [b, s]; data out: hidden states [b, s, d] that the head multiplies. The head is applied by
-the code that needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first
-config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in: token ids [b, s]; data out: hidden states [b, s, d]. Code that needs logits applies the head, so that
+a loss can do it in chunks. Of the head's config.vocab_rows columns the first config.vocab_size are tokens.
+Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models import families
-from kielo.models.blocks.attention import MaskMaker
-from kielo.models.blocks.dropout import Noise, NoiseMaker
-from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.recipe.errors import KieloError
+from kielo.models.blocks.attention import Attention, Mask, MaskMaker
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop
+from kielo.models.blocks.rope import RotaryEmbedding, refuse_longer
 from kielo.recipe.sections import CompleteModel, Fp8
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Options that layers of one kind share.
-
-    window: how many tokens back they attend, None for all. rope: the model's RoPE table that they use, "rope"
-    or "local_rope".
-    """
+    """A kind of layers: window, how many tokens back they attend (None: all); rope, their table."""
 
     window: int | None = None
     rope: str = "rope"
@@ -34,13 +29,11 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """Options of a model: how it knows positions, what is done to embeddings, and what encoders have.
+    """Options of a model: positions, embeddings, and the parts of encoders.
 
-    rope: RoPE tables; local_rope: those for the layer kinds that name it. Layers get cos = sin = None
-    without. learned_positions: rows of an embedding of positions; row `first_position` is position 0.
-    needs_distance: attention scores fall with distance (ALiBi). embed_scale multiplies embeddings, embed_norm
-    norms them. is_causal: False for encoders. transform: of hidden states after the last norm; has_head_bias:
-    of the head's matrix.
+    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: rows of an embedding of
+    positions; row `first_position` is position 0. needs_distance: ALiBi. embed_scale multiplies embeddings,
+    embed_norm norms them. transform: of hidden states after the last norm.
     """
 
     rope: RotaryEmbedding | None = None
@@ -63,18 +56,15 @@ class ComputedBuffers(Protocol):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, last norm and head, of encoders too. Data in and out: see the top of this file.
+    """Embedding, layers, last norm and head, of encoders too. kinds: name of a layer kind → its options.
 
-    kinds: name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of
-    these names and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
-
-    `embed`, `norm`, `transform` and `head` may be set to None and entries of `layers` deleted: a pipeline
-    stage keeps only what it runs, and layer 1 stays "1" when layer 0 is gone. `of_all_stages` names
-    parameters that each stage needs.
+    `make_layer(number)` makes a layer, whose `kind` is one of these names and whose forward is `layer(x_bsd,
+    cos, sin, mask, noise)`. A pipeline stage keeps only its own modules, and layer 1 stays "1" without layer
+    0. `of_all_stages` names parameters that each stage needs.
     """
 
     of_all_stages: tuple[str, ...] = ()
-    # What `parallel` notes: the ZeRO degree, the linears in FP8, and how the head multiplies in FP8.
+    # `parallel` sets these: the ZeRO degree, the linears in FP8, and the head's settings of FP8.
     zero: Literal[1, 2, 3] = 1
     fp8_linears: tuple[nn.Module, ...] = ()
     fp8_head: Fp8 | None = None
@@ -90,11 +80,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed: nn.Embedding | None = nn.Embedding(config.vocab_rows, config.hidden_size)
-        self.position_table = None
-        if options.learned_positions is not None:
-            self.position_table = nn.Embedding(options.learned_positions, config.hidden_size)
+        rows = options.learned_positions
+        self.position_table = None if rows is None else nn.Embedding(rows, config.hidden_size)
         self.first_position, self.embed_scale = options.first_position, options.embed_scale
-        self.restarts_positions = True  # learned ones, in each document
+        self.restarts_positions = True  # learned positions, in each document
         self.embed_norm = options.embed_norm
         self.layers = nn.ModuleDict(
             {str(number): make_layer(number) for number in range(config.num_hidden_layers)}
@@ -113,15 +102,12 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make head and embedding one tensor where the config ties them; needed again after `to_empty`."""
+        """Make head and embedding one tensor if the config ties them. `to_empty` unties them."""
         if self.config.tie_word_embeddings and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Fill the buffers that are computed and never saved (RoPE tables, ALiBi slopes), on `device`.
-
-        Needed once the model has left the meta device.
-        """
+        """Fill the computed buffers (RoPE tables, ALiBi slopes) on `device`, after the meta device."""
         for module in self.modules():
             if module is not self and isinstance(module, ComputedBuffers):
                 module.reset_buffers(device)
@@ -135,11 +121,10 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
 
-        documents_bs: the number of each token's document; attention then stays inside documents, and learned
-        positions begin at 0 in each, so that each is as if it were alone. positions_s: the position of each
-        column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A pipeline stage without
-        `embed` takes hidden states [b, s, d] in place of tokens. dropout_keys_b2: two int32 of each sequence,
-        which its dropout follows from; None for no dropout.
+        documents_bs: the number of each token's document, inside which attention and learned positions stay.
+        positions_s: the position of each column in its sequence, for ranks that hold a part of it; None for 0
+        … s - 1. A pipeline stage without `embed` takes hidden states in place of tokens. dropout_keys_b2: two
+        int32 of each sequence, which its dropout follows from; None for no dropout.
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
@@ -147,7 +132,6 @@ class Decoder(nn.Module):
         masks = self.make_masks(documents_bs, positions_s, length, device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         x_bsd = self.embedded(tokens_bs, documents_bs, positions_s, noise)
-        # Made in the layers' precision once a forward, not once a layer.
         positions = length if positions_s is None else positions_s
         ropes = {
             name: (None, None) if rope is None else rope.widened(positions, x_bsd.dtype)
@@ -160,10 +144,7 @@ class Decoder(nn.Module):
         return self.ended(x_bsd, noise)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
-        """Return logits [b, s, vocab_size], capped where the config says so, from the output of `forward`.
-
-        For a model on one device; the columns of padding rows are left out.
-        """
+        """Return logits [b, s, vocab_size] of `forward`'s output, capped if the config says so."""
         if self.head is None:
             raise ValueError("this pipeline stage has no head")
         logits = self.head(hidden_bsd)[..., : self.config.vocab_size]
@@ -171,28 +152,19 @@ class Decoder(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def embedded(
-        self,
-        tokens_bs: Tensor,
-        documents_bs: Tensor | None,
-        positions_s: Tensor | None,
-        noise: Noise | None,
+        self, tokens_bs: Tensor, documents_bs: Tensor | None, positions_s: Tensor | None, noise: Noise | None
     ) -> Tensor:
-        """Return what the first layer takes [b, s, d]; a stage without `embed` was given its input."""
+        """Return the input of the first layer [b, s, d]; a stage without `embed` was given it."""
         if self.embed is None:
             return tokens_bs
         x_bsd = self.embed(tokens_bs)
         if self.embed_scale is not None:
-            # Rounded to the precision of the activations first, as in Hugging Face's Gemma.
-            # Filled on the device: a number sent from the host would make it wait.
+            # Rounded to the precision of the activations, as in Hugging Face's Gemma. Filled on the device:
+            # a number from the host would make it wait.
             x_bsd = x_bsd * torch.full((), self.embed_scale, dtype=x_bsd.dtype, device=x_bsd.device)
         if self.position_table is not None:
             if positions_s is None:
-                length, places = tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position
-                if length > places:
-                    raise KieloError(
-                        f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
-                        f"{places}: shorten it or raise that key"
-                    )
+                refuse_longer(tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position)
             if documents_bs is not None and self.restarts_positions:
                 places_bs = self.make_masks.places(documents_bs, positions_s)
             elif positions_s is None:
@@ -204,7 +176,7 @@ class Decoder(nn.Module):
         return x_bsd if noise is None else noise.of_embedding(x_bsd)
 
     def ended(self, x_bsd: Tensor, noise: Noise | None) -> Tensor:
-        """Return the last layer's output normed and transformed, where this stage has norm and transform."""
+        """Return the last layer's output after the norm and the transform, if this stage has them."""
         x_bsd = x_bsd if self.norm is None else self.norm(x_bsd)
         if self.transform is None:
             return x_bsd
@@ -212,9 +184,30 @@ class Decoder(nn.Module):
         return x_bsd if noise is None else noise.of_head(x_bsd)
 
 
+class PreNormLayer(nn.Module):
+    """A layer that norms the inputs of attention and MLP, and adds their outputs to its own input."""
+
+    kind = "full_attention"
+    is_parallel = False  # the MLP reads the layer's input, without attention's output (GPT-NeoX)
+
+    def __init__(self, make_norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = make_norm(), attention
+        self.mlp_norm, self.mlp = make_norm(), mlp
+
+    def forward(
+        self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask, noise: Noise | None = None
+    ) -> Tensor:
+        weights = None if noise is None else noise.weights
+        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask, weights)
+        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
+        return attended_bsd + drop(out_bsd, noise, MLP)
+
+
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fill a model that is whole on one device. `parallel` fills a sharded one, with the same values."""
+    """Fill a whole model on one device. `parallel` fills a sharded model with the same values."""
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

@@ -1,10 +1,8 @@
-"""Dropout (Srivastava et al. 2014) whose masks follow from keys and positions, and from no generator's state.
+"""Dropout (Srivastava et al. 2014) whose masks follow from keys and positions, without a generator's state.
 
-Each element of hidden states has 32 bits of its own: a hash of its sequence's key, the place in the model,
-its position in the whole sequence and its column. Each weight of attention has the like, of its layer, head,
-query and key. Where they are below the rate the element becomes 0; the others are divided by the share that
-stays. So a rank makes the bits of what it holds, a layer that the backward computes again has the same ones,
-and every layout, micro-batch and resumed run drops the same elements, on processors as on GPUs.
+Each element of hidden states has 32 bits: a hash of its sequence's key, the place in the model, its position
+in the whole sequence and its column. A weight of attention has such bits by layer, head, query and key. So
+every layout, micro-batch, recomputed layer and resumed run drops the same elements, on CPUs as on GPUs.
 
 Shape letters: b = batch, p = places of dropout in the model, l = layers, h = heads, s = sequence, q =
 queries, n = keys of attention, d = hidden size.
@@ -20,13 +18,13 @@ from torch import Tensor, nn
 # MurmurHash3's finaliser of 32 bits (Appleby 2011), and 2^32 / golden ratio, as signed numbers.
 _MULTIPLIERS = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 _GOLDEN = 0x9E3779B9 - 2**32
-# Places of a layer, after those of the layers before it and of the embedding.
+# Places of a layer, after the places of the embedding and of the layers before.
 ATTENTION, MLP = range(2)
 _PLACES_OF_LAYER = 2
 
 
 class WeightNoise(NamedTuple):
-    """The keys and positions that dropout of attention's weights follows from, in all layers or in one.
+    """Keys and positions that dropout of attention's weights follows from, in all layers or in one.
 
     rate: share of weights that are dropped. keys_blh2: two keys for each sequence, layer and head, int32.
     positions_q: the position in its sequence of each query, int32; keys of attention have 0, 1, ….
@@ -46,10 +44,7 @@ class WeightNoise(NamedTuple):
         return WeightNoise(self.rate, self.keys_blh2, self.positions_q[queries])
 
     def is_kept(self, length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Return a function of numbers of sequence, head, query and key, True for weights that stay.
-
-        It is of one layer's noise. length: of whole sequences, that is of attention's keys.
-        """
+        """Return a function of numbers of sequence, head, query and key, True for weights that stay."""
         one_bh, other_bh = self.keys_blh2[:, 0, :, 0].contiguous(), self.keys_blh2[:, 0, :, 1].contiguous()
         first_kept, positions_q = _first_kept(self.rate), self.positions_q
 
@@ -62,11 +57,11 @@ class WeightNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class Noise:
-    """The keys and positions that dropout follows from, in a forward or in one layer of it.
+    """Keys and positions that dropout follows from, in a forward or in one layer of it.
 
     rate: share of elements that are dropped. keys_bp2: two keys for each sequence and place, int32.
     positions_s: the position in its sequence of each column that this rank holds, int32. weights: the noise
-    of attention's weights, None where none are dropped.
+    of attention's weights, None for no dropout there.
     """
 
     rate: float
@@ -81,20 +76,17 @@ class Noise:
         return replace(self, keys_bp2=self.keys_bp2[:, first : first + _PLACES_OF_LAYER], weights=weights)
 
     def of_embedding(self, x_bsd: Tensor) -> Tensor:
-        """Drop elements of what the first layer takes."""
         return drop(x_bsd, self, 0)
 
     def of_head(self, x_bsd: Tensor) -> Tensor:
-        """Drop elements of what an encoder's head takes."""
         return drop(x_bsd, self, self.keys_bp2.shape[1] - 1)
 
 
 class NoiseMaker(nn.Module):
-    """Make the noise of a forward; a module, so that tensor parallelism can say what a rank holds.
+    """A module that makes the noise of a forward. Tensor parallelism sets which part a rank holds.
 
-    rate, weight_rate: shares of hidden states' elements and of attention's weights that are dropped; no noise
-    is made where both are 0. part, parts: hidden states are part `part` of `parts` along the sequence. heads:
-    the numbers of the heads that this rank has.
+    rate, weight_rate: shares of dropped elements of hidden states and of attention's weights. part, parts:
+    hidden states are part `part` of `parts` along the sequence. heads: the numbers of this rank's heads.
     """
 
     def __init__(self, num_layers: int, num_heads: int) -> None:
@@ -104,10 +96,7 @@ class NoiseMaker(nn.Module):
         self.heads = range(num_heads)
 
     def forward(self, keys_b2: Tensor | None, positions_s: Tensor | None, length: int) -> Noise | None:
-        """Return None without keys, as in evaluation. keys_b2: of each sequence, int32.
-
-        positions_s: of the sequence's columns, before hidden states are split; None for 0 … length - 1.
-        """
+        """Return None without keys, as in evaluation. positions_s: None for 0 … length - 1."""
         if keys_b2 is None or not (self.rate or self.weight_rate):
             return None
         if positions_s is None:
@@ -115,7 +104,7 @@ class NoiseMaker(nn.Module):
         positions_s = positions_s.to(torch.int32)
         weights = None
         if self.weight_rate:
-            # Places of their own, after those of hidden states.
+            # Places of their own, after the places of hidden states.
             keys_bl2 = _keys_of(keys_b2, range(self.num_places, self.num_places + self.num_layers))
             weights = WeightNoise(self.weight_rate, _keys_of(keys_bl2, self.heads), positions_s)
         keys_bp2 = _keys_of(keys_b2, range(self.num_places))
@@ -123,7 +112,7 @@ class NoiseMaker(nn.Module):
 
 
 def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
-    """Return hidden states with elements dropped, if there is noise. place: which of its keys."""
+    """Return hidden states with elements dropped, if there is noise. place: the number of its key."""
     if noise is None or not noise.rate:
         return x_bsd
     size = x_bsd.shape[-1]
@@ -135,7 +124,7 @@ def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
 
 
 def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
-    """Return attention's weights with some dropped, by one layer's noise of these heads and queries."""
+    """Return attention's weights with some dropped. noise: of one layer, these heads and queries."""
     numbers = [torch.arange(size, device=weights_bhqn.device) for size in weights_bhqn.shape]
     batch, heads, queries, keys = numbers
     places = batch[:, None, None, None], heads[:, None, None], queries[:, None], keys
@@ -144,7 +133,6 @@ def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
 
 
 def _first_kept(rate: float) -> int:
-    """Return the smallest int32 of an element that stays."""
     return round(rate * 2**32) - 2**31
 
 
@@ -156,7 +144,7 @@ def _keys_of(keys: Tensor, numbers: range) -> Tensor:
 
 
 def _scrambled(bits: Tensor, key: Tensor) -> Tensor:
-    """Return int32 whose every bit depends on all of `bits` and `key`: products of int32 wrap around."""
+    """Return int32 whose every bit depends on all bits of `bits` and `key`; products of int32 wrap around."""
     bits = (bits ^ _shifted(bits, 16)) * _MULTIPLIERS[0] ^ key
     bits = (bits ^ _shifted(bits, 13)) * _MULTIPLIERS[1]
     return bits ^ _shifted(bits, 16)

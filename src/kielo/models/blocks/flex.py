@@ -1,7 +1,7 @@
 """Attention with windows, documents, ALiBi and capped scores in one kernel on a GPU, without O(s²) memory.
 
-torch's FlexAttention (Dong et al. 2024, arXiv:2412.05496), compiled there. The dense code in
-`blocks/attention.py` is the reference. Forward only on the CPU, uncompiled: the tests compare the two there.
+torch's FlexAttention (Dong et al. 2024, arXiv:2412.05496), compiled. The dense code in `blocks/attention.py`
+is the reference. On the CPU it runs uncompiled and forward only, for tests that compare the two.
 
 Shape letters: b = batch, s = sequence, h = heads, g = key and value heads, k = head_dim.
 """
@@ -24,10 +24,9 @@ _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
 
 @dataclass(frozen=True)
 class Scores:
-    """Options of the scores: scale, and one of softcap, slopes and change, or none, as in `InnerAttention`.
+    """Options of the scores: scale, and at most one of softcap, slopes and change, as in `InnerAttention`.
 
-    positions_q: the positions of the queries, None where they are 0, 1, …. change: what FlexAttention calls
-    a score_mod.
+    positions_q: the positions of the queries, None for 0, 1, …. change: a score_mod of FlexAttention.
     """
 
     scale: float | None = None
@@ -39,10 +38,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Seen:
-    """The keys that queries see: in the window and the document if given, and none after a causal query.
+    """The keys that queries see: in window and document, if given. positions_q: of the queries, None for all.
 
-    positions_q: the positions of the queries, None for all. The window of a query that is not causal reaches
-    as far forward as back. Documents with negative numbers are causal.
+    Without is_causal a window reaches forward too, except in documents with negative numbers.
     """
 
     window: int | None = None
@@ -52,7 +50,7 @@ class Seen:
 
 
 def block_mask(seen: Seen, length: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's block mask over keys that are whole sequences of `length`."""
+    """Return FlexAttention's block mask over keys of whole sequences of `length`."""
     window, documents_bs, positions_q = seen.window, seen.documents_bs, seen.positions_q
     is_causal = seen.is_causal
 
@@ -82,12 +80,11 @@ def attend(
     scores: Scores,
     noise: WeightNoise | None = None,
 ) -> Tensor:
-    """Return [b, h, s, k]. blocks: None where every query sees every key. noise: drops weights.
+    """Return [b, h, s, k]. blocks: None if every query sees every key. noise: drops weights.
 
-    Dropout comes after the softmax, whose sum is that of all keys. The kernel changes scores only, before it:
-    with -∞ for what is dropped it gives the kept weights' mean of values and the log of their sum, and
-    without, the log of the whole sum. The share of the one sum in the other makes the result exact, for twice
-    the work and no weights in memory.
+    Dropout comes after the softmax, but the kernel changes scores only. So it runs twice: with -∞ for dropped
+    weights it gives their mean of values and the log of their sum, and without dropout the log of the whole
+    sum. The ratio of the sums makes the result exact, without weights in memory.
     """
     change = _score_mod(scores)
     if noise is None:
@@ -108,25 +105,21 @@ def attend(
 
 def _score_mod(scores: Scores) -> ScoreMod | None:
     if scores.softcap is not None:
-        return _capped(scores.softcap)
+        softcap = scores.softcap
+
+        def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return softcap * torch.tanh(score / softcap)
+
+        return capped
     if scores.slopes_h is not None:
-        return _sloped(scores.slopes_h, scores.positions_q)
+        slopes_h, positions_q = scores.slopes_h, scores.positions_q
+
+        def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            position = query if positions_q is None else positions_q[query]
+            return score - slopes_h[h] * (position - key)
+
+        return sloped
     return scores.change
-
-
-def _capped(softcap: float) -> ScoreMod:
-    def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
-
-    return capped
-
-
-def _sloped(slopes_h: Tensor, positions_q: Tensor | None) -> ScoreMod:
-    def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        position = query if positions_q is None else positions_q[query]
-        return score - slopes_h[h] * (position - key)
-
-    return sloped
 
 
 def _run(
@@ -138,7 +131,7 @@ def _run(
     score_mod: ScoreMod | None,
     asked: AuxRequest | None,
 ) -> Any:
-    """Return [b, h, s, k], and what else is asked for, if anything is."""
+    """Return [b, h, s, k], and AuxRequest's result if it is asked for."""
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
     options = {} if asked is None else {"return_aux": asked}
@@ -154,11 +147,11 @@ def _run(
 
 
 def compiled_on(device: torch.device, function: Callable) -> Callable:
-    """Return `function`, compiled on a GPU; inside a layer that is compiled, it becomes a part of that."""
+    """Return `function`, compiled on a GPU; inside a compiled layer it becomes a part of the layer."""
     return function if device.type == "cpu" or torch.compiler.is_compiling() else _compiled(function)
 
 
 @cache
 def _compiled(function: Callable) -> Callable:
-    """Compile a function once a process: each `torch.compile` has a cache of its own."""
+    """Compile a function once a process, because each `torch.compile` has a cache of its own."""
     return torch.compile(function)

@@ -1,16 +1,16 @@
 """First values that depend on nothing but a seed, a parameter's name and an element's index.
 
-A counter-based generator gives each element 32 bits of its own (Philox-4x64-10, Salmon et al. 2011,
-"Parallel random numbers: as easy as 1, 2, 3"). So a rank draws its own part of a parameter and nothing else,
-and a model starts with the same numbers in every layout. Data in: seed, name, shape, box; data out: an fp32
-tensor on the CPU.
+A counter-based generator gives each element 32 bits of its own (Philox-4x64-10, Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3"). So a rank draws its own part of a parameter and nothing else, and a
+model starts with the same numbers in every layout.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,21 +18,63 @@ from numpy.random import Philox
 from torch import Tensor
 
 from kielo.models.piece import Box
+from kielo.recipe.sections import CompleteModel
 
 _NUMBERS_OF_COUNTER = 8  # four words of 64 bits
 _PART = 2**20  # numbers that a thread draws at a time
 _CHUNK = 2**15  # numbers, so that a chunk and its temporaries stay in a core's cache
 # erfinv(x) = x × polynomial, lowest power first, in w - 2.5 for w = -log(1 - x²) below 5 and in √w - 3 above:
 # Giles 2012, "Approximating the erfinv function", GPU Computing Gems, single precision.
-_CENTRE = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06,
-           -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)  # fmt: skip
-_TAIL = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
-         0.000100950558, -0.000200214257)  # fmt: skip
+_CENTRE = """
+    1.50140941 0.246640727 -0.00417768164 -0.00125372503 0.00021858087 -4.39150654e-06 -3.5233877e-06
+    3.43273939e-07 2.81022636e-08
+"""
+_TAIL = """
+    2.83297682 1.00167406 0.00943887047 -0.0076224613 0.00573950773 -0.00367342844 0.00134934322
+    0.000100950558 -0.000200214257
+"""
 _TAIL_BEGINS = 5.0
 
 
+class Normal(NamedTuple):
+    """First values: normal numbers within `cutoff` standard deviations, None for all; `norm` in norms."""
+
+    deviation: float
+    cutoff: float | None = None
+    norm: float = 1.0
+
+
+class InitialValue(Protocol):
+    def __call__(
+        self, name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
+    ) -> Tensor:
+        """Return the first values of a box of a parameter, fp32 on the CPU; 0 for biases and padding rows."""
+
+
+def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
+    """Make a family's first values of its `rule(name, config)`."""
+
+    def initial_value(
+        name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
+    ) -> Tensor:
+        deviation, cutoff, norm = rule(name, config)
+        if name.endswith(".bias"):
+            return constant(0.0, shape, box)
+        if name.endswith("norm.weight"):
+            return constant(norm, shape, box)
+        rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+        return seeded_normal(name, shape, deviation, seed, rows, cutoff, box)
+
+    return initial_value
+
+
+def depth_scaled(name: str, config: CompleteModel, *others: str) -> float:
+    """Return `initializer_range`, divided by √(2 × layers) for matrices that write to the residual stream."""
+    is_scaled = name.endswith((".attention.o.weight", ".mlp.down.weight", *others))
+    return config.initializer_range / (math.sqrt(2 * config.num_hidden_layers) if is_scaled else 1)
+
+
 def constant(value: float, shape: Sequence[int], box: Box | None = None) -> Tensor:
-    """Return the box of a parameter of which each element is `value`; the whole of it without a box."""
     return torch.full(_sizes(_whole(shape) if box is None else box), value, dtype=torch.float32, device="cpu")
 
 
@@ -45,12 +87,10 @@ def seeded_normal(
     cutoff: float | None = None,
     box: Box | None = None,
 ) -> Tensor:
-    """Return normal numbers around 0 for the box of a parameter of this whole shape.
+    """Return normal numbers around 0 for a box of the parameter `name` of this whole shape.
 
-    rows: number of rows that get numbers, always the same ones; those beyond, which pad a vocabulary, are 0.
-    None for all. cutoff: the largest distance from 0 in standard deviations, None for no limit. box: a slice
-    with bounds for each dim, None for the whole. One number is drawn for each element of the box outside
-    the padding, and at most 14 more for each contiguous run of them.
+    rows: number of rows with numbers, None for all; rows after them are padding, 0. cutoff: as in `Normal`.
+    box: None for the whole. For each contiguous run at most 14 numbers more than its elements are drawn.
     """
     box = _whole(shape) if box is None else box
     values = np.zeros(_sizes(box), dtype=np.float32)
@@ -149,8 +189,8 @@ def _scaled(integers: np.ndarray, edge: float) -> np.ndarray:
     return scaled
 
 
-def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
-    highest, *others = reversed(coefficients)
+def _polynomial(coefficients: str, x: np.ndarray) -> np.ndarray:
+    highest, *others = map(float, reversed(coefficients.split()))
     value = np.full_like(x, highest)
     for coefficient in others:
         value *= x

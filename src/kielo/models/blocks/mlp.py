@@ -1,6 +1,6 @@
-"""The feed-forward part of a layer. Data in and out: [b, s, d]."""
+"""The feed-forward part of a layer, and linears that share their input. Data in and out: [b, s, d]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from kielo.models.blocks.joint_projection import JointProjection
-
-# Activations by Hugging Face's names (`hidden_act`). "new", "fast" and "tanh" are one formula there too.
+# Activations by Hugging Face's names (`hidden_act`), where "new", "fast" and "tanh" are one formula too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -22,11 +20,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class NamedActivation(nn.Module):
-    """An activation function by its name; a module without parameters so that `parallel` can wrap it.
+class JointProjection(nn.Module):
+    """Several linears of one input, which stay modules of the block. `parallel` replaces this module."""
 
-    keeps_result: its gradient follows from its result, which autograd keeps, and not from its input.
-    """
+    def forward(self, x_bsd: Tensor, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        return tuple(linear(x_bsd) for linear in linears)
+
+
+class NamedActivation(nn.Module):
+    """An activation function by its name. keeps_result: autograd keeps its result in place of its input."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -43,14 +45,14 @@ class GatedActivation(NamedActivation):
     """activation(gate) × up. Keeps gate and up for the backward, which computes activation(gate) again."""
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        # A compiler decides itself what is kept.
+        # A compiler decides itself which tensors to keep.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self.function(gate) * up
         return _Gated.apply(gate, up, self.function)
 
 
 class _Gated(torch.autograd.Function):
-    """`apply(gate, up, function)`; left to autograd it would keep function(gate) too."""
+    """`apply(gate, up, function)`. Autograd alone would keep function(gate) too."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -70,10 +72,7 @@ class _Gated(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202).
-
-    norm: of what the last matrix reads, None for none (NormFormer, Shleifer et al. 2021, arXiv:2110.09456).
-    """
+    """SwiGLU and the like (Shazeer 2020, arXiv:2002.05202); norm: inside (NormFormer, arXiv:2110.09456)."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Norms of activations. Data in: [..., d] in any precision; data out: the same shape and precision.
 
-RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) divides by the root mean square, LayerNorm (Ba et al.
-2016, arXiv:1607.06450) subtracts the mean first. Both keep their input as it came and fp32 numbers of each
-row for the backward, nothing in fp32 of the input's size.
+RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), LayerNorm (Ba et al. 2016, arXiv:1607.06450). For the
+backward both keep their input unchanged and fp32 numbers of each row.
 """
 
 from typing import Any
@@ -13,10 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm, computed in fp32 inside.
-
-    is_zero_centred: the factor is 1 + weight, applied before the cast back (Gemma).
-    """
+    """RMSNorm, computed in fp32. is_zero_centred: the factor is 1 + weight, before the cast back (Gemma)."""
 
     def __init__(self, size: int, epsilon: float, is_zero_centred: bool = False) -> None:
         super().__init__()
@@ -25,8 +21,8 @@ class RMSNorm(nn.Module):
         self.is_zero_centred = is_zero_centred
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norms x. The cast back precedes the weight, as in Hugging Face's Llama: bf16 shows the order."""
-        # A compiler decides itself what is kept, and cannot look into a function of autograd as well.
+        """Norm x. The cast back precedes the weight, as in Hugging Face's Llama: bf16 shows the order."""
+        # A compiler decides itself which tensors to keep, and cannot look into a function of autograd.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return _weighted(x, self.weight, _scale(x, self.epsilon), self.is_zero_centred)
         return _RMSNorm.apply(x, self.weight, self.epsilon, self.is_zero_centred)
@@ -61,7 +57,7 @@ def _weighted(x: Tensor, weight: Tensor, scale: Tensor, is_zero_centred: bool) -
 class _RMSNorm(torch.autograd.Function):
     """RMSNorm that keeps its input and one fp32 number a row: `apply(x, weight, epsilon, is_zero_centred)`.
 
-    Left to autograd it would keep the input in fp32 and the normed rows too, 3 times as many bytes in bf16.
+    Autograd alone would keep the input in fp32 and the normed rows too, 3 times as many bytes in bf16.
     """
 
     @staticmethod
@@ -78,15 +74,14 @@ class _RMSNorm(torch.autograd.Function):
         normed = x.float() * scale
         gradient_x = gradient_weight = None
         if ctx.needs_input_grad[1]:
-            # As autograd rounds: products in the precision of what was multiplied, their sum in fp32 inside.
+            # As autograd rounds: products in the precision of their factors, the sum in fp32.
             products = gradient.float() * normed if ctx.is_zero_centred else gradient * normed.to(x.dtype)
             gradient_weight = products.sum(list(range(x.dim() - 1))).to(weight.dtype)
         if ctx.needs_input_grad[0]:
-            of_normed = (
-                gradient.float() * (1.0 + weight.float())
-                if ctx.is_zero_centred
-                else (gradient * weight).float()
-            )
+            if ctx.is_zero_centred:
+                of_normed = gradient.float() * (1.0 + weight.float())
+            else:
+                of_normed = (gradient * weight).float()
             along = (of_normed * normed).mean(-1, keepdim=True)
             gradient_x = ((of_normed - normed * along) * scale).to(x.dtype)
         return gradient_x, gradient_weight, None, None

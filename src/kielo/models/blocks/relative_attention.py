@@ -1,17 +1,14 @@
 """Attention of an encoder with relative positions: content to content, content to position and back.
 
 DeBERTa's disentangled attention (He et al. 2021, arXiv:2006.03654, section 3.1) as LTG-BERT has it (Samuel et
-al. 2023, arXiv:2303.09859): positions are rows of a table of 2p - 1 that all layers share, projected to
-queries and keys by the same matrices as the hidden states. Distances up to p/2 have a row each, farther ones
-share rows, on a scale that is logarithmic up to the longest sequence.
+al. 2023, arXiv:2303.09859). Positions are rows of a table of 2p - 1 that all layers share, projected by the
+matrices of the hidden states. Distances up to p/2 have a row each; farther rows are shared, on a logarithmic
+scale. A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key
+position. Its second and third term are looked up in two tables [b, h, s, 2p - 1], so nothing of size s × s ×
+hidden_size exists.
 
-A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key position. The
-second and third terms are looked up in two tables [b, h, s, 2p - 1], of queries times all kpos and of keys
-times all qpos, so nothing of size s × s × hidden_size exists. On a CPU they are looked up for a block of
-queries at a time (`blocked_attention.py`); on a GPU FlexAttention does that inside its kernel.
-
-Shape letters: b = batch, s = sequence, d = hidden size, h = heads, k = head_dim, q = queries, n = keys,
-r = rows of relative positions.
+Shape letters: b = batch, s = sequence, d = hidden size, h = heads, k = head_dim, q = queries, n = keys, r =
+rows of relative positions.
 """
 
 import math
@@ -24,8 +21,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from kielo.models.blocks import blocked_attention, flex
 from kielo.models.blocks.dropout import WeightNoise
-from kielo.models.blocks.joint_projection import JointProjection
-from kielo.recipe.errors import KieloError
+from kielo.models.blocks.mlp import JointProjection
+from kielo.models.blocks.rope import refuse_longer
 
 
 def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
@@ -39,12 +36,10 @@ def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
 
 @dataclass(frozen=True)
 class RelativeMask:
-    """The positions that each query sees, and the rows of distances.
+    """The positions that each query sees, and `row_of` distance d at d + half [2 half + 1].
 
-    row_of: the row of distance d at d + half [2 half + 1]. On a CPU rows_qn [q, n] are those of all pairs and
-    visible [b, 1, q, n] is True inside documents, up to the query in those with negative numbers, and None
-    for all pairs; on a GPU both are None, and blocks are FlexAttention's mask of documents, None for all
-    pairs.
+    On a CPU rows_qn [q, n] of all pairs, and visible [b, 1, q, n], None for all pairs; on a GPU blocks,
+    FlexAttention's mask of documents, None for all pairs.
     """
 
     row_of: Tensor
@@ -55,7 +50,7 @@ class RelativeMask:
 
 
 class RelativeMaskMaker(nn.Module):
-    """Make the mask of a forward, for all layers. Its table of rows is computed, not saved."""
+    """A module that makes the mask of a forward, for all layers. Its table of rows is not saved."""
 
     row_of: Tensor
 
@@ -72,16 +67,11 @@ class RelativeMaskMaker(nn.Module):
         self.register_buffer("row_of", torch.tensor(rows, device=device), persistent=False)
 
     def forward(self, documents_bs: Tensor | None, length: int, device: torch.device) -> RelativeMask:
-        if length > self.max_positions:
-            raise KieloError(
-                f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
-                f"{self.max_positions}: shorten it or raise that key"
-            )
+        refuse_longer(length, self.max_positions)
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, length)
 
     def dense(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
-        """Return the mask with the rows of all pairs."""
         places = torch.arange(length, device=self.row_of.device)
         half = self.max_positions - 1
         rows_qn = self.row_of[places[:, None] - places + half]
@@ -93,7 +83,6 @@ class RelativeMaskMaker(nn.Module):
         return RelativeMask(self.row_of, half, rows_qn, visible)
 
     def in_blocks(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
-        """Return the mask for FlexAttention."""
         blocks = None
         if documents_bs is not None:
             seen = flex.Seen(documents_bs=documents_bs, is_causal=False)
@@ -102,7 +91,7 @@ class RelativeMaskMaker(nn.Module):
 
 
 class RelativeInnerAttention(nn.Module):
-    """Queries, keys and values, and the positions' queries and keys, to outputs. It has no parameters."""
+    """Queries, keys and values, and the positions' queries and keys, to outputs."""
 
     def forward(
         self,
@@ -113,10 +102,7 @@ class RelativeInnerAttention(nn.Module):
         mask: RelativeMask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Return [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each.
-
-        noise: drops attention's weights.
-        """
+        """Return [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each."""
         qpos_hrk, kpos_hrk = positions
         scale = (3 * q_bhsk.shape[-1]) ** -0.5
         of_queries_bhsr = torch.matmul(q_bhsk, kpos_hrk.mT) * scale
@@ -136,10 +122,7 @@ class RelativeInnerAttention(nn.Module):
 
 
 class PositionHeads(nn.Module):
-    """Projected relative positions, [r, d] each, to queries and keys of each head, [h, r, k] each.
-
-    is_interleaved: see `RelativeAttention`. It is a module without parameters so that `parallel` can wrap it.
-    """
+    """Projected relative positions, [r, d] each, to queries and keys of each head, [h, r, k] each."""
 
     def __init__(self, head_dim: int, is_interleaved: bool) -> None:
         super().__init__()
@@ -158,9 +141,8 @@ class RelativeAttention(nn.Module):
     """Projections with biases, inner attention with relative positions, and the output projection.
 
     position_heads: "concatenated": the positions' queries, then their keys, are cut into heads.
-    "interleaved": queries and keys side by side are cut into a piece of 2 × head_dim for each head, whose
-    halves are the head's queries and keys; so they are made by the matrices of other heads (NorBERT 3). Names
-    and shapes of the weights are the same.
+    "interleaved": both side by side are cut into a piece of 2 × head_dim for each head (NorBERT 3). Weights
+    look the same.
     """
 
     def __init__(
@@ -176,7 +158,6 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, s, d]. noise: drops attention's weights."""
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         positions = self.project_positions(relative_rd[None], (self.q, self.k))

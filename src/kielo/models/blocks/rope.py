@@ -7,17 +7,16 @@ out: the same shape, rotated. Shape letters: b = batch, h = heads, s = sequence,
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kielo.models.rope_scaling import normalise_rope
+from kielo.models.rope_scaling import Scaling, normalise_rope
 from kielo.recipe.errors import KieloError
 
 
 def inverse_frequencies(
-    rope_theta: float, head_dim: int, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
+    rope_theta: float, head_dim: int, rope_scaling: Scaling | None, max_position_embeddings: int
 ) -> Tensor:
     """Compute the radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
     base, scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
@@ -32,8 +31,8 @@ def inverse_frequencies(
     return _llama3_frequencies(frequencies, scaling)
 
 
-def _llama3_frequencies(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Long wavelengths are scaled by `factor`, short ones kept, those between blended by their wavelength."""
+def _llama3_frequencies(frequencies: Tensor, scaling: Scaling) -> Tensor:
+    """Scale long wavelengths by `factor`, keep short wavelengths, and blend the wavelengths between."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original_length = scaling["original_max_position_embeddings"]
     wavelengths = 2 * math.pi / frequencies
@@ -43,11 +42,8 @@ def _llama3_frequencies(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
     return torch.where(wavelengths < original_length / high, frequencies, scaled)
 
 
-def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Pairs that rotate often in the original length are kept, the slowest are scaled, with a ramp between.
-
-    The ramp is over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors' code).
-    """
+def _yarn_frequencies(base: float, exponents: Tensor, scaling: Scaling) -> Tensor:
+    """Keep pairs that rotate often, scale the slowest, with a ramp between (the paper's section 3.2)."""
     size, original_length = 2 * len(exponents), scaling["original_max_position_embeddings"]
 
     def pair_that_rotates(times: float) -> float:
@@ -62,27 +58,17 @@ def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -
 
 
 class RotaryEmbedding(nn.Module):
-    """Tables of cosines and sines for every position up to `max_position_embeddings`.
-
-    The length comes from the configuration, never from an input: a pipeline or context rank sees only a part
-    of the sequence. The tables are not saved; `reset_buffers` fills them after a model leaves the meta
-    device.
-    """
+    """Tables of cosines and sines of all the config's positions, as a rank's input is only a part of them."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(
-        self,
-        rope_theta: float,
-        head_dim: int,
-        rope_scaling: dict[str, Any] | None,
-        max_position_embeddings: int,
+        self, rope_theta: float, head_dim: int, rope_scaling: Scaling | None, max_position_embeddings: int
     ) -> None:
         super().__init__()
         self.rope_theta, self.rope_scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
-        self.head_dim = head_dim
-        self.max_position_embeddings = max_position_embeddings
+        self.head_dim, self.max_position_embeddings = head_dim, max_position_embeddings
         self.reset_buffers(torch.get_default_device())
 
     @property
@@ -93,7 +79,7 @@ class RotaryEmbedding(nn.Module):
         )
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Compute the tables in fp32 on the CPU, so that all kinds of device get the same; moves them."""
+        """Compute the tables in fp32 on the CPU, so that they are the same on all kinds of device."""
         positions = torch.arange(self.max_position_embeddings, dtype=torch.float32, device="cpu")
         if torch.device(device).type == "meta":
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
@@ -106,27 +92,24 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines), each [s, head_dim / 2]. positions: a length s (0 … s - 1) or int64 [s].
-
-        Positions in a tensor are not checked: on a GPU that would make the host wait for it.
-        """
+        """Return cosines and sines, [s, head_dim / 2] each, of 0 … s - 1 or of int64 [s], unchecked."""
         if isinstance(positions, Tensor):
             return self.cos[positions], self.sin[positions]
-        sequence_length = positions
-        if sequence_length > self.max_position_embeddings:
-            raise KieloError(
-                f"a sequence of {sequence_length} tokens is longer than model.max_position_embeddings = "
-                f"{self.max_position_embeddings}: shorten it or raise that key"
-            )
-        return self.cos[:sequence_length], self.sin[:sequence_length]
+        refuse_longer(positions, self.max_position_embeddings)
+        return self.cos[:positions], self.sin[:positions]
 
     def widened(self, positions: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the tables that `rotate` takes, [s, r] in `dtype`.
-
-        Once a forward: made in each layer, they would be kept in each for its backward.
-        """
+        """Return the tables that `rotate` takes, [s, r] in `dtype`; once a forward, not once a layer."""
         cos, sin = self(positions)
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def refuse_longer(length: int, max_positions: int) -> None:
+    if length > max_positions:
+        raise KieloError(
+            f"a sequence of {length} tokens is longer than model.max_position_embeddings = {max_positions}. "
+            "Fix: a shorter sequence, or a larger model.max_position_embeddings"
+        )
 
 
 def rotate(x_bshk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

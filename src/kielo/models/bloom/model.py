@@ -1,44 +1,24 @@
-"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100) on one device; FinGPT and Poro-34B have its architecture.
+"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100) with ALiBi, on one device; also FinGPT and Poro-34B."""
 
-Positions count by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as
-of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
-"""
-
-import math
-from collections.abc import Sequence
 from functools import partial
 
-from torch import Tensor, nn
-
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import Attention, AttentionOptions, InnerAttention, Mask
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
-from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.attention import Attention, InnerAttention
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.init import Normal, by_rule, depth_scaled
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
-from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(nn.Module):
-    kind = "full_attention"
-
+class Layer(PreNormLayer):
     def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__()
-        heads = config.num_attention_heads
-        options = AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias=True)
-        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = Attention(options, InnerAttention(alibi=Alibi(heads)))
-        self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(
-            config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
+        inner = InnerAttention(alibi=Alibi(config.num_attention_heads))
+        super().__init__(
+            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
+            Attention(config, inner),
+            PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
         )
-
-    def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask, noise: Noise | None = None) -> Tensor:
-        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        x_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
-        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
 
 class Bloom(Decoder):
@@ -48,22 +28,7 @@ class Bloom(Decoder):
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
-def initial_value(
-    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-) -> Tensor:
-    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
-
-    They follow from seed, name, whole shape and config alone. Megatron-LM's rule (Shoeybi et al. 2019,
-    arXiv:1909.08053, section 4), by which BLOOM was trained: norms are 1, biases 0, matrices normal with
-    `initializer_range`; the two matrices of each layer that write to the residual stream are divided by √(2 ×
-    layers). Rows that pad the vocabulary are 0.
-    """
-    if name.endswith(".bias"):
-        return constant(0.0, shape, box)
-    if name.endswith("norm.weight"):
-        return constant(1.0, shape, box)
-    standard_deviation = config.initializer_range
-    if name.endswith((".attention.o.weight", ".mlp.down.weight")):
-        standard_deviation /= math.sqrt(2 * config.num_hidden_layers)
-    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, standard_deviation, seed, rows, box=box)
+@by_rule
+def initial_value(name: str, config: CompleteModel) -> Normal:
+    """Scale by depth, as Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 4) trained BLOOM."""
+    return Normal(depth_scaled(name, config))

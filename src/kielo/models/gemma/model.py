@@ -1,29 +1,24 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118) and Gemma 3 (Gemma Team 2025, arXiv:2503.19786) on one device.
 
-Norms are before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by √d.
-Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its
-windowed layers have a RoPE base of their own.
-
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
-size.
+Norms are before and after attention and MLP. Gemma 2 caps attention scores and logits. Gemma 3 norms the
+queries and keys of each head, and its windowed layers have a RoPE base of their own.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, AttentionOptions, InnerAttention, Mask
+from kielo.models.blocks.attention import Attention, InnerAttention, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
-from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.decoder_count import layer_types
+from kielo.models.family_tables import layer_types
 from kielo.models.gemma.tables import has_head_norms
-from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel
 
 
@@ -33,16 +28,11 @@ class Layer(nn.Module):
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps, is_zero_centred=True)
         scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
-        options = AttentionOptions(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.attention_bias,
-            norms="head" if has_head_norms(config) else None,
-        )
+        norms: Literal["head"] | None = "head" if has_head_norms(config) else None
         self.attention_norm = make_norm(config.hidden_size)
-        self.attention = Attention(options, InnerAttention(scale, config.attn_logit_softcapping), make_norm)
+        self.attention = Attention(
+            config, InnerAttention(scale, config.attn_logit_softcapping), norms, make_norm
+        )
         self.attention_post_norm = make_norm(config.hidden_size)
         self.mlp_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(
@@ -76,17 +66,7 @@ class Gemma(Decoder):
         )
 
 
-def initial_value(
-    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-) -> Tensor:
-    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
-
-    They follow from seed, name, whole shape and config alone. Gemma's reports do not give initial values.
-    Here, as in Hugging Face's Gemma: norm weights, to which 1 is added, and biases 0, matrices normal with
-    `initializer_range`; a norm follows each layer's two matrices that write to the residual stream, so that
-    they need no division by depth. Rows that pad the vocabulary are 0.
-    """
-    if name.endswith((".bias", "norm.weight")):
-        return constant(0.0, shape, box)
-    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, config.initializer_range, seed, rows, box=box)
+@by_rule
+def initial_value(name: str, config: CompleteModel) -> Normal:
+    """Follow Hugging Face's Gemma. A norm after each residual matrix makes a division by depth needless."""
+    return Normal(config.initializer_range, norm=0.0)

@@ -1,49 +1,26 @@
-"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
-
-A model on one device. Attention and MLP read the same input, each through a norm of its own, or follow each
-other; RoPE rotates a part of each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters:
-b = batch, s = sequence, d = hidden size.
-"""
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373)."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
-from torch import Tensor, nn
-
-from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
-from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.attention import Attention
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.gpt_neox.tables import rotary_size
-from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(nn.Module):
-    kind = "full_attention"
-
+class Layer(PreNormLayer):
     def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__()
-        self.is_parallel = config.use_parallel_residual
-        heads, bias = config.num_attention_heads, config.attention_bias
-        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = Attention(AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias))
-        self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(
-            config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
+        super().__init__(
+            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
+            Attention(config),
+            PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
         )
-
-    def forward(
-        self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
-    ) -> Tensor:
-        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
-        out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
-        return attended_bsd + drop(out_bsd, noise, MLP)
+        self.is_parallel = config.use_parallel_residual
 
 
 class GPTNeoX(Decoder):
@@ -56,23 +33,13 @@ class GPTNeoX(Decoder):
         super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
 
 
-def initial_value(
-    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-) -> Tensor:
-    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+@by_rule
+def initial_value(name: str, config: CompleteModel) -> Normal:
+    """Follow GPT-NeoX-20B: 2 / (layers × √d) for matrices that write to the residual stream, else √(2 / 5d).
 
-    They follow from seed, name, whole shape and config alone. GPT-NeoX-20B's rule (Black et al. 2022, section
-    2.3, and its training code): norms are 1, biases 0; the two matrices of each layer that write to the
-    residual stream are normal with 2 / (layers × √d) (Wang and Komatsuzaki 2021), all others with √(2 / 5d)
-    (Nguyen and Salazar 2019, arXiv:1910.05895). `initializer_range` has no part in it. Rows that pad the
-    vocabulary are 0.
+    Black et al. 2022, section 2.3, after Wang and Komatsuzaki 2021, Nguyen and Salazar 2019
+    (arXiv:1910.05895).
     """
-    if name.endswith(".bias"):
-        return constant(0.0, shape, box)
-    if name.endswith("norm.weight"):
-        return constant(1.0, shape, box)
-    standard_deviation = math.sqrt(2 / (5 * config.hidden_size))
     if name.endswith((".attention.o.weight", ".mlp.down.weight")):
-        standard_deviation = 2 / (config.num_hidden_layers * math.sqrt(config.hidden_size))
-    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, standard_deviation, seed, rows, box=box)
+        return Normal(2 / (config.num_hidden_layers * math.sqrt(config.hidden_size)))
+    return Normal(math.sqrt(2 / (5 * config.hidden_size)))

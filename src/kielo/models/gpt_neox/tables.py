@@ -1,13 +1,8 @@
-"""GPT-NeoX as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
-
-Dropout, which is 0 in published files, is not done and its keys are ignored.
-"""
+"""GPT-NeoX as tables. Keys of dropout, which is 0 in published files, are not read."""
 
 from collections.abc import Iterable
 
-from kielo.models import decoder_count
 from kielo.models.config_keys import (
-    Choice,
     Entry,
     Key,
     NoWindows,
@@ -16,75 +11,15 @@ from kielo.models.config_keys import (
     WholeHeads,
     fixed,
     only,
+    sizes,
     switch,
 )
-from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH
-from kielo.models.decoder_count import (
-    LayerParts,
-    attention_parameters,
-    embedding_parameters,
-    plain_mlp_parameters,
-)
+from kielo.models.config_reader import NUMBER, SIZE, SWITCH
+from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
-# Parameters and FLOPs of a GPT-NeoX (and Pythia), by arithmetic on its `[model]` section; torch-free.
-
-
-def rotary_size(config: CompleteModel) -> int:
-    """Return how many numbers of each head RoPE rotates: the first ones."""
-    return int(config.head_dim * config.rotary_pct)
-
-
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=2, has_groups=False, is_parallel=config.use_parallel_residual)
-
-
-def layer_parameters(config: CompleteModel) -> int:
-    """Counts one layer: attention, MLP, and the weights and biases of two norms."""
-    bias = config.attention_bias
-    return (
-        attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
-    )
-
-
-def parameters(config: CompleteModel) -> int:
-    """Counts all parameters; a tied head counts once."""
-    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
-    return input_embedding + parameters_without_embedding(config)
-
-
-def parameters_without_embedding(config: CompleteModel) -> int:
-    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
-    layers = config.num_hidden_layers * layer_parameters(config)
-    return layers + 2 * config.hidden_size + embedding_parameters(config)
-
-
-def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
-    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
-
-
-# Tensor-parallel plan of a GPT-NeoX: module name → tensor-parallel style.
-#
-# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
-
-
-TENSOR_PARALLEL_PLAN: dict[str, str] = {
-    "embed": "vocabulary",
-    "layers.*.attention_norm": "sequence",
-    "layers.*.attention.project": "gather",
-    "layers.*.attention.q": "column",
-    "layers.*.attention.k": "column",
-    "layers.*.attention.v": "column",
-    "layers.*.attention.o": "row",
-    "layers.*.mlp_norm": "sequence",
-    "layers.*.mlp.project": "gather",
-    "layers.*.mlp.up": "column",
-    "layers.*.mlp.down": "row",
-    "norm": "sequence",
-    "head": "column",
-}
-
+TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN
 
 # Masks and frequencies that older transformers saved among the weights.
 IGNORED = (r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$")
@@ -103,24 +38,28 @@ _LAYER_MODULES = {
 }
 
 
+def rotary_size(config: CompleteModel) -> int:
+    """Return how many numbers of each head RoPE rotates, from the head's first number on."""
+    return int(config.head_dim * config.rotary_pct)
+
+
+def layer_parts(config: CompleteModel) -> LayerParts:
+    return LayerParts(mlp_matrices=2, has_groups=False, is_parallel=config.use_parallel_residual is not False)
+
+
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    return OtherParameters(norms=4 * config.hidden_size, output=2 * config.hidden_size)
+
+
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
-    pieces = {"embed.weight": Piece("gpt_neox.embed_in.weight", rows=config.vocab_size)}
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in _LAYER_MODULES.items():
-            unbiased = ours.startswith("attention.") and not config.attention_bias
-            for kind in ("weight",) if unbiased else ("weight", "bias"):
-                stored = f"gpt_neox.layers.{layer}.{theirs}.{kind}"
-                fused = fused_by_head(stored, config.head_dim)
-                pieces[f"layers.{layer}.{ours}.{kind}"] = fused.get(
-                    ours.removeprefix("attention."), Piece(stored)
-                )
-    pieces["norm.weight"] = Piece("gpt_neox.final_layer_norm.weight")
-    pieces["norm.bias"] = Piece("gpt_neox.final_layer_norm.bias")
-    if not config.tie_word_embeddings:
-        # So it is in files; the live module of transformers 5 is lm_head.
-        pieces["head.weight"] = Piece("embed_out.weight", rows=config.vocab_size)
-    return pieces
+    def piece(ours: str, stored: str) -> Piece:
+        return fused_by_head(stored, config.head_dim).get(ours.removeprefix("attention."), Piece(stored))
+
+    has_bias = [ours for ours in _LAYER_MODULES if config.attention_bias or "attention." not in ours]
+    norm = {f"norm.{kind}": f"gpt_neox.final_layer_norm.{kind}" for kind in ("weight", "bias")}
+    # Files have embed_out; the live module of transformers 5 is lm_head.
+    ends = {"embed.weight": "gpt_neox.embed_in.weight"}, norm | {"head.weight": "embed_out.weight"}
+    return model_pieces(config, _LAYER_MODULES, has_bias, "gpt_neox.layers", ends, piece)
 
 
 class _PairedRope(Rope):
@@ -137,16 +76,12 @@ class _PairedRope(Rope):
 KEYS: dict[str, tuple[Entry, ...]] = {
     "gpt_neox": (
         only("architectures", ["GPTNeoXForCausalLM"], is_written=True),
-        Key("vocab_size", kind=SIZE, default=50_432),
-        Key("hidden_size", kind=SIZE, default=6144),
-        Key("intermediate_size", kind=SIZE, default=24_576),
-        Key("num_hidden_layers", kind=LAYERS, default=44),
-        Key("num_attention_heads", kind=SIZE, default=64),
+        *sizes(50_432, hidden=6144, inside=24_576, layers=44, heads=64),
         WholeHeads(),
         NoWindows(),
         Key("max_position_embeddings", kind=SIZE, default=2048),
         Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=1e-5),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="hidden_act"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_act"),
         _PairedRope("rotary_emb_base", rotary_pct=0.25),
         Key("use_parallel_residual", kind=SWITCH, default=True),
         switch("tie_word_embeddings", False),

@@ -1,14 +1,10 @@
 """LTG-BERT (Samuel et al. 2023, arXiv:2303.09859) on one device: NorBERT 3 and HPLT's encoders.
 
-An encoder: attention sees both sides, positions are relative (`blocks/relative_attention.py`), attention and
-MLP have norms before and after what they compute, and the head has a transform before it and a bias. Dropout
-is that of hidden states and of attention's weights; of the table of relative positions none is done. Data in
-and out: as of every `blocks.decoder.Decoder`, whose frame it uses. Shape letters: b = batch, s = sequence,
-d = hidden size, r = rows of relative positions.
+Attention has relative positions, whose table has no dropout, and norms before and after. Shape letters: b =
+batch, s = sequence, d = hidden size, r = rows of relative positions.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -16,12 +12,11 @@ from torch.nn import functional as F
 
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
-from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
 from kielo.models.ltg_bert.tables import OF_ALL_STAGES, relative_rows
-from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel
 
 
@@ -60,10 +55,7 @@ class Transform(nn.Module):
 
 
 class LtgBert(Decoder):
-    """Embedding, layers, transform and head; the layers share the table of relative positions.
-
-    So each pipeline stage needs it.
-    """
+    """A decoder's frame for layers that share the table of relative positions."""
 
     of_all_stages = OF_ALL_STAGES
 
@@ -90,10 +82,8 @@ class LtgBert(Decoder):
     ) -> Tensor:
         """Return the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
-        documents_bs: the number of each token's document; attention then stays inside documents, and in those
-        with negative numbers each token sees only itself and those before it (GPT-BERT, Charpentier and
-        Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences, for a rank holds no part of one
-        (`resolve/rules.py`). dropout_keys_b2: as of `Decoder`.
+        In documents with negative numbers each token sees only itself and the tokens before it (GPT-BERT,
+        Charpentier and Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences (`resolve/rules.py`).
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         mask = self.make_relative_mask(documents_bs, length, tokens_bs.device)
@@ -111,21 +101,10 @@ def plain_norm(config: CompleteModel, size: int) -> LayerNorm:
     return LayerNorm(size, config.layer_norm_epsilon, has_weights=False)
 
 
-def initial_value(
-    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-) -> Tensor:
-    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
-
-    They follow from seed, name, whole shape and config alone. The authors' rule: norms are 1, biases 0,
-    matrices and both tables normal with deviation √(2 / 5 hidden_size), cut off at two deviations; the MLP's
-    matrices of layer i, counted from 0, are divided by √(2 + 2i). Rows that pad the vocabulary are 0.
-    """
-    if name.endswith(".bias"):
-        return constant(0.0, shape, box)
-    if name.endswith("norm.weight"):
-        return constant(1.0, shape, box)
+@by_rule
+def initial_value(name: str, config: CompleteModel) -> Normal:
+    """Follow the authors; the MLP's matrices of layer i, from 0, are divided by √(2 + 2i)."""
     deviation = math.sqrt(2 / (5 * config.hidden_size))
     if ".mlp." in name:
         deviation /= math.sqrt(2 + 2 * int(name.split(".")[1]))
-    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, deviation, seed, rows, cutoff=2.0, box=box)
+    return Normal(deviation, cutoff=2.0)

@@ -1,22 +1,13 @@
 # Copyright 2026 The Kielo authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in
-# compliance with the License. You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software distributed under the License is
-# distributed on an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and limitations under the License.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """LTG-BERT (Samuel et al. 2023, arXiv:2303.09859) for transformers 4.57 and newer; `kielo export` adds it.
 
-It needs torch and transformers alone. Tensors have the names of the published models (HPLT's encoders,
-NorBERT 3). `position_heads` of the configuration says how the projected relative positions are cut into
-heads, which names and shapes of tensors do not show: "concatenated" (HPLT) or "interleaved" (NorBERT 3).
+Tensors have the names of the published models. `position_heads` of the configuration says how projected
+relative positions are cut into heads: "concatenated" (HPLT) or "interleaved" (NorBERT 3).
 
 Attention scores are (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of the distance between
-query and key in a table that all layers share. Shape letters: b = batch, s = sequence, d = hidden size,
-h = heads, k = head_dim, q = queries, n = keys, r = rows of the table, v = vocabulary.
+query and key in a table that all layers share. Shape letters: b = batch, s = sequence, d = hidden size, h =
+heads, k = head_dim, q = queries, n = keys, r = rows of the table, v = vocabulary.
 """
 
 import math
@@ -50,11 +41,13 @@ DEFAULTS = {
     "attention_probs_dropout_prob": 0.0,
     "classifier_dropout": None,
 }
+# Rows of distances in published files, which are computed here.
+_IGNORED = [r"\.attention\.position_indices$"]
 OPTIONS = ("output_hidden_states", "output_attentions", "return_dict", "token_type_ids")
 
 
 class LtgBertConfig(PretrainedConfig):
-    """The shape of an LTG-BERT. `classifier_dropout` None is that of hidden states."""
+    """The shape of an LTG-BERT. `classifier_dropout` None is the dropout of hidden states."""
 
     model_type = "ltg_bert"
 
@@ -73,7 +66,6 @@ class LtgBertConfig(PretrainedConfig):
 
 
 def plain_norm(config: LtgBertConfig, size: int) -> nn.LayerNorm:
-    """Return a norm without weight and bias."""
     return nn.LayerNorm(size, eps=config.layer_norm_eps, elementwise_affine=False)
 
 
@@ -111,7 +103,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the layer adds [b, s, d], and attention's weights [b, h, q, n].
+        """Return the layer's addition [b, s, d], and attention's weights [b, h, q, n].
 
         positions: [r, d]. rows: of each distance, [q, n]. hidden_keys: True for pairs that are not seen,
         broadcast to [b, h, q, n].
@@ -132,11 +124,10 @@ class Attention(nn.Module):
         return self.dropout(self.post_layer_norm(self.out_proj(out))), weights
 
     def _in_heads(self, x: Tensor) -> Tensor:
-        """[..., s, d] → [..., h, s, k]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def _positions_in_heads(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries beside keys of the positions [r, 2d] → each in heads [h, r, k]."""
+        """Cut queries beside keys of the positions [r, 2d] into heads, [h, r, k] each."""
         if self.is_interleaved:  # a head has 2k columns in a row, its queries and then its keys
             q, k = self._in_heads(both).chunk(2, dim=-1)
             return q, k
@@ -215,8 +206,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     # A loss is a mean over its batch: Trainer divides it by the batches that it accumulates.
     accepts_loss_kwargs = False
     _no_split_modules = ["Layer"]
-    # Rows of distances in published files, which are computed here.
-    _keys_to_ignore_on_load_unexpected = [r"\.attention\.position_indices$"]
+    _keys_to_ignore_on_load_unexpected = _IGNORED
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -235,22 +225,18 @@ class LtgBertPreTrainedModel(PreTrainedModel):
 class LtgBertModel(LtgBertPreTrainedModel):
     """The encoder without a head. An output's attentions are weights [b, h, q, n] of each layer."""
 
-    # A file of a model with a head.
-    _keys_to_ignore_on_load_unexpected = [
-        *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^classifier\.", r"^head\.",
-    ]  # fmt: skip
+    # Heads, which files of other tasks have.
+    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\.", r"^head\."]
 
     def __init__(self, config: LtgBertConfig) -> None:
         super().__init__(config)
         self.embedding, self.transformer = Embedding(config), Encoder(config)
         self._add_head()
-        # Of all distances. No buffer, for those are not filled where weights are loaded.
+        # Of all distances. Not a buffer, because loading of weights does not fill buffers.
         self._rows: Tensor | None = None
         self.post_init()
 
-    def _add_head(self) -> None:
-        """Make the modules that a model with a head has besides."""
-
+    def _add_head(self) -> None: ...
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding.word_embedding
 
@@ -350,9 +336,7 @@ class LtgBertForMaskedLM(LtgBertModel):
 
     # transformers 4 reads the keys alone, and ties by the two functions.
     _tied_weights_keys = {"classifier.nonlinearity.5.weight": "embedding.word_embedding.weight"}
-    _keys_to_ignore_on_load_unexpected = [
-        *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^head\.",
-    ]  # fmt: skip
+    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^head\."]
 
     def _add_head(self) -> None:
         self.classifier = Head(self.config, self.config.vocab_size, self.config.hidden_dropout_prob)
@@ -382,9 +366,7 @@ class _WithLabels(LtgBertModel):
     """A model with a new head of `num_labels` outputs."""
 
     # The head of hidden tokens, which is not used.
-    _keys_to_ignore_on_load_unexpected = [
-        *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^classifier\.",
-    ]  # fmt: skip
+    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\."]
 
     def _add_head(self) -> None:
         dropout = self.config.classifier_dropout
@@ -409,8 +391,8 @@ class LtgBertForSequenceClassification(_WithLabels):
     ) -> Any:
         """Compute logits [b, labels].
 
-        The loss is a mean square with one label or `config.problem_type` "regression", that of independent
-        labels with "multi_label_classification" (also if labels are floating), else the cross-entropy.
+        The loss is a mean square with one label or `config.problem_type` "regression", a binary cross-entropy
+        of each label with "multi_label_classification" (also if labels are floating), else the cross-entropy.
         """
         output = self._encode(input_ids, attention_mask, inputs_embeds, options)
         logits = self.head(output[0][:, 0])

@@ -1,26 +1,20 @@
 """OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025, arXiv:2512.13961) on one device.
 
-The outputs of attention and the MLP are normed, not their inputs; queries are normed all heads together, and
-so are keys. OLMo 3 has windows in most layers, and scales RoPE only in the others.
-
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
-size.
+Outputs of attention and MLP are normed; queries, and keys, all heads together. OLMo 3 has windows.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
+from kielo.models.blocks.attention import Attention, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
-from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.decoder_count import layer_types
-from kielo.models.piece import Box
+from kielo.models.family_tables import layer_types
 from kielo.recipe.sections import CompleteModel
 
 
@@ -29,15 +23,7 @@ class Layer(nn.Module):
         super().__init__()
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
-        options = AttentionOptions(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.attention_bias,
-            norms="width",
-        )
-        self.attention = Attention(options, make_norm=make_norm)
+        self.attention = Attention(config, norms="width", make_norm=make_norm)
         self.attention_post_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False)
         self.mlp_post_norm = make_norm(config.hidden_size)
@@ -64,19 +50,7 @@ class Olmo(Decoder):
         super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope, local_rope))
 
 
-def initial_value(
-    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-) -> Tensor:
-    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
-
-    They follow from seed, name, whole shape and config alone. Norms are 1, biases 0, matrices normal with
-    `initializer_range` in every layer alike, none of them beyond three standard deviations (OLMo 2's paper,
-    and `init_cutoff_factor` in configs/official-1124 of github.com/allenai/OLMo). Rows that pad the
-    vocabulary are 0.
-    """
-    if name.endswith(".bias"):
-        return constant(0.0, shape, box)
-    if name.endswith("norm.weight"):
-        return constant(1.0, shape, box)
-    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, config.initializer_range, seed, rows, cutoff=3.0, box=box)
+@by_rule
+def initial_value(name: str, config: CompleteModel) -> Normal:
+    """Draw within 3 deviations (OLMo 2's paper; `init_cutoff_factor` of github.com/allenai/OLMo)."""
+    return Normal(config.initializer_range, cutoff=3.0)

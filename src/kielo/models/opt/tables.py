@@ -1,54 +1,29 @@
-"""OPT as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
-
-Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
-"""
+"""OPT as tables. Dropout is a part of training: a config's value is ignored, and exports say 0."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
+from kielo.models.family_tables import OtherParameters, model_pieces
 from kielo.models.gpt2 import tables as gpt2
-from kielo.models.gpt2.tables import (
-    TENSOR_PARALLEL_PLAN,
-    flops_per_token,
-    layer_parts,
-    parameters_without_embedding,
-)
+from kielo.models.gpt2.tables import TENSOR_PARALLEL_PLAN, layer_parts
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-# Parameters and FLOPs of an OPT, by arithmetic on its `[model]` section; torch-free.
-#
-# They are a GPT-2's, plus two rows of the position embedding that no token uses.
+__all__ = ["TENSOR_PARALLEL_PLAN", "layer_parts"]  # as GPT-2 has them
 
-
-__all__ = [
-    "FIRST_POSITION",
-    "TENSOR_PARALLEL_PLAN",
-    "flops_per_token",
-    "layer_parts",
-    "parameters",
-    "parameters_without_embedding",
-]
-
-FIRST_POSITION = 2  # row of position 0 in the position embedding
+FIRST_POSITION = 2  # row of position 0 in the position embedding; no token uses the rows before
 EPSILON = 1e-5  # of every norm: transformers has no key for it
-
-
-def parameters(config: CompleteModel) -> int:
-    """Counts all parameters; a tied head counts once."""
-    return gpt2.parameters(config) + FIRST_POSITION * config.hidden_size
-
-
-# Tensor-parallel plan of an OPT, whose modules are GPT-2's.
-
 
 # A version number that fairseq's converter left among the weights.
 IGNORED = (r"decoder\.version$",)
 BASE_MODEL_PREFIX = "model."
 
 _ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu")
+_FIRST_NAMES = {
+    "embed.weight": "model.decoder.embed_tokens.weight",
+    "position_table.weight": "model.decoder.embed_positions.weight",
+}
 _LAYER_MODULES = {
     "attention_norm": "self_attn_layer_norm",
     "attention.q": "self_attn.q_proj",
@@ -61,23 +36,17 @@ _LAYER_MODULES = {
 }
 
 
+def other_parameters(config: CompleteModel) -> OtherParameters:
+    """Return a GPT-2's numbers, and the rows of the position embedding that no token uses."""
+    norms, output, positions, _ = gpt2.other_parameters(config)
+    return OtherParameters(norms, output, positions + FIRST_POSITION * config.hidden_size)
+
+
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
-    names = {
-        "embed.weight": "model.decoder.embed_tokens.weight",
-        "position_table.weight": "model.decoder.embed_positions.weight",
-    }
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in _LAYER_MODULES.items():
-            is_biased = config.attention_bias or ours.endswith("norm")
-            for kind in ("weight", "bias") if is_biased else ("weight",):
-                names[f"layers.{layer}.{ours}.{kind}"] = f"model.decoder.layers.{layer}.{theirs}.{kind}"
-    names["norm.weight"] = "model.decoder.final_layer_norm.weight"
-    names["norm.bias"] = "model.decoder.final_layer_norm.bias"
-    if not config.tie_word_embeddings:
-        names["head.weight"] = "lm_head.weight"
-    rows = dict.fromkeys(("embed.weight", "head.weight"), config.vocab_size)
-    return {ours: Piece(theirs, rows=rows.get(ours)) for ours, theirs in names.items()}
+    biased = [ours for ours in _LAYER_MODULES if config.attention_bias or ours.endswith("norm")]
+    last = {f"norm.{kind}": f"model.decoder.final_layer_norm.{kind}" for kind in ("weight", "bias")}
+    ends = _FIRST_NAMES, last | {"head.weight": "lm_head.weight"}
+    return model_pieces(config, _LAYER_MODULES, biased, "model.decoder.layers", ends)
 
 
 class _Biases(Key):
@@ -87,11 +56,11 @@ class _Biases(Key):
         super().__init__("attention_bias", "enable_bias", kind=SWITCH, default=True, is_family_default=True)
         self.ours = ("attention_bias", "mlp_bias")
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         found = super().read(reader, values)
         return found | {"mlp_bias": found["attention_bias"]}
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
         return dict.fromkeys(self.ours, True)
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -105,11 +74,11 @@ class _Biases(Key):
 class _EmbeddingWidth(Unread):
     """word_embed_proj_dim. OPT-350m is refused by it: its embedding has another width."""
 
-    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
         reader.only("word_embed_proj_dim", (values["hidden_size"],))
         return {}
 
-    def write(self, model: CompleteModel) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, object]:
         return {"word_embed_proj_dim": model.hidden_size}
 
 
@@ -126,7 +95,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         NoWindows(),
         Key("max_position_embeddings", kind=SIZE, default=2048),
         fixed("layer_norm_epsilon", EPSILON),
-        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="activation_function"),
+        fixed("hidden_act", *_ACTIVATIONS, theirs="activation_function"),
         switch("tie_word_embeddings", True),
         _Biases(),
         only("do_layer_norm_before", True, is_written=True),  # False in OPT-350m
