@@ -210,8 +210,8 @@ SUBVERBS = {
     "checkpoint": ["list", "show", "verify", "average"],
 }
 VERBS = (
-    "init recipes languages docs completion tokenizer data prefetch run train verify show checkpoint schema "
-    "clusters plan rehearse site preflight launch status cancel evaluate generate chat export"
+    "init recipes languages docs completion tokenizer data prefetch run train verify show report checkpoint "
+    "schema clusters plan rehearse site preflight launch status cancel evaluate generate chat export"
 )
 
 

@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "text for a recipe": (["run", "text.txt"], "corpus.sources=text.txt"),
     "weights for a recipe": (["show", "hf:run/hf"], "--set model.weights=hf:run/hf"),
     "a folder inside of a run": (["verify", "parity", "run/hf"], "Did you mean run?"),
-    "a run folder for weights": (["verify", "round-trip", "run"], "did you mean run/hf?"),
+    "a run folder for weights": (["verify", "round-trip", "run"], "Fix: run/hf"),
     "a run folder for a tokenizer": (
         ["tokenizer", "measure", "run", "--text", "text.txt"],
         "Fix: run/tokenizer",

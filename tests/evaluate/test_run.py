@@ -17,7 +17,7 @@ from kielo.checkpoint.hugging_face_export import export
 from kielo.dataset.pack import pack
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.score import evaluate_hugging_face
-from kielo.evaluate.texts import evenly, heldout_texts, training_texts, training_token_counts
+from kielo.evaluate.texts import evenly, heldout_documents, training_texts, training_token_counts
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama
 from kielo.recipe.errors import KieloError
@@ -90,7 +90,7 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     assert (made.kind, made.version) == ("scores", 3)  # a higher version scores finished runs again
     assert set(made.inputs) == {"tokenizer", "tokens", "corpus", "checkpoint"} and made.section["seed"] == 1
     assert made.counts == {"bits_per_byte": bits.content(), "heldout_bytes": scores.heldout_bytes}
-    texts, _ = heldout_texts(run_folder / "tokens")
+    texts = heldout_texts(run_folder)
     assert len(scores.samples) == 3
     assert all(any(text.startswith(sample.prompt) for text in texts) for sample in scores.samples)
     written = read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino
@@ -101,13 +101,17 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     )
 
 
+def heldout_texts(run_folder: Path) -> list[str]:
+    return [document["text"] for document in heldout_documents(run_folder / "tokens")[0]]
+
+
 def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> None:
     """Training and held-out texts are the corpus, split;
     the unigram counts just the training shards' tokens.
     """
     training, heldout = (
         training_texts(RECIPE, run_folder)[0],
-        heldout_texts(run_folder / "tokens")[0],
+        heldout_texts(run_folder),
     )
     assert not set(training) & set(heldout) and len(training) + len(heldout) == 60
     counts = training_token_counts(run_folder / "tokens", 300)
@@ -136,7 +140,7 @@ def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> Non
     assert not contender.module.training and contender.sequence_length == 32
     assert contender.start_id == contender.end_of_text_id == resolved.placement.end_of_text_id
     shard = TokenShard(run_folder / "tokens" / "heldout")
-    stream = contender.encode_documents(heldout_texts(run_folder / "tokens")[0])
+    stream = contender.encode_documents(heldout_texts(run_folder))
     np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))
 
 

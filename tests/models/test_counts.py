@@ -216,7 +216,8 @@ def parts(mlp_matrices: int, norms: int = 2, **others: Any) -> LayerParts:
     """All of a layer's parts, those that a Llama has not in `others`."""
     usual = {
         "norms_inputs": True, "has_head_norms": False, "is_rotary": True, "has_groups": True,
-        "has_alibi": False, "has_mlp_norm": False, "relative_rows": 0, "mlp_ratio": None,
+        "has_alibi": False, "has_mlp_norm": False, "is_parallel": False, "relative_rows": 0,
+        "mlp_ratio": None,
     }  # fmt: skip
     return LayerParts(mlp_matrices=mlp_matrices, norms=norms, **usual | others)
 
@@ -228,7 +229,7 @@ PARTS = {
     "gemma2": parts(3, 4),
     "gemma3_text": parts(3, 4, has_head_norms=True),
     **dict.fromkeys(("gpt2", "opt"), parts(2, is_rotary=False, has_groups=False)),
-    "gpt_neox": parts(2, has_groups=False),
+    "gpt_neox": parts(2, has_groups=False, is_parallel=True),
     "bloom": parts(2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4),
     "ltg_bert": parts(3, 3, is_rotary=False, has_groups=False, has_mlp_norm=True, relative_rows=27),
     "modernbert": parts(3, has_groups=False),
