@@ -33,7 +33,7 @@ help:
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
-	@echo "make lint                1 min  ruff, the stairs of imports, types, the Containerfile"
+	@echo "make lint                1 min  ruff, phrases, the stairs of imports, types, the Containerfile"
 	@echo "make types               1 min  mypy over the package; 10 s when little has changed"
 	@echo "make format                5 s  the source in the form that lint asks for"
 	@echo "make lock                  5 s  writes constraints.lock: each package of this environment with its version"
@@ -98,6 +98,7 @@ soak: $(VENV)/.train
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
+	$(BIN)/python docs/phrases.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m mypy
 	$(BIN)/hadolint Containerfile
