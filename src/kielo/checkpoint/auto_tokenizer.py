@@ -307,7 +307,9 @@ def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
 def _in_words(
     one: SampleDocument, ours: list[int], theirs: list[int], tokenizer: TextTokenizer, their_tokenizer: Any
 ) -> str:
-    first = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+    first = next(
+        (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
     around = slice(max(0, first - _SHOWN // 2), first + _SHOWN)
     our_names = [tokenizer.whole.id_to_token(number) for number in ours[around]]
     their_names = their_tokenizer.convert_ids_to_tokens(theirs[around])

@@ -183,7 +183,7 @@ def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     paths = _paths([rung.plan for on_nodes in ladder for rung in on_nodes.to_run])
     if options.json:
         titles = ("nodes", "layouts", "hours", "job")
-        jobs_told = [dict(zip(titles, row)) for row in rows]
+        jobs_told = [dict(zip(titles, row, strict=True)) for row in rows]
         print_json({"folder": str(folder), "jobs": jobs_told, "paths": paths})
     else:
         print_table(("nodes", "layouts", "hours at most", ""), rows)

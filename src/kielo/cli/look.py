@@ -32,7 +32,7 @@ def recipes(options: argparse.Namespace) -> None:
         return
     rows = [_recipe_row(name) for name in shipped]
     if options.json:
-        return print_json([dict(zip(("name", "language", "description"), row)) for row in rows])
+        return print_json([dict(zip(("name", "language", "description"), row, strict=True)) for row in rows])
     print_table(["recipe", "language", "what it makes"], rows)
 
 

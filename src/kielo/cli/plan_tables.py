@@ -377,7 +377,7 @@ def identity_and_placement(resolved: Resolved) -> Iterator[Table]:
                 f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
                 ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()),
             )
-            for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
+            for phase, placed in zip(resolved.identity.phases, resolved.placement.phases, strict=True)
         ],
     )
     yield (

@@ -67,7 +67,7 @@ def _known(is_json: bool) -> None:
     ]
     titles = ("cluster", "scheduler", "container", "environment", "network on nodes", "not known")
     if is_json:
-        print_json([dict(zip(titles, row)) for row in rows])
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
     print_table(titles, rows)
     print_text(

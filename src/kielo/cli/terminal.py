@@ -71,10 +71,10 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
 
     table = Table(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     console = Console(width=_LONGEST_LINE if is_wide else None)
-    columns = list(zip(*rows)) if rows else [()] * len(titles)
-    widths = [max(map(len, [title, *cells])) for title, cells in zip(titles, columns)]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(titles)
+    widths = [max(map(len, [title, *cells])) for title, cells in zip(titles, columns, strict=True)]
     one_gives_way = sum(widths) - max(widths) + 2 * len(widths) + _LEAST_COLUMN <= console.width
-    for title, cells, width in zip(titles, columns, widths):
+    for title, cells, width in zip(titles, columns, widths, strict=True):
         is_number = all(cell[:1].isdigit() for cell in cells)
         table.add_column(
             Text(title),

@@ -244,7 +244,9 @@ class _StreamReader:
         if self._is_blockwise:
             labels[:, -1] = NOT_COUNTED
         first_counts = located.seen_tokens == 0
-        for at, (number, first) in enumerate(zip(source.tolist(), (sequence * self._length).tolist())):
+        for at, (number, first) in enumerate(
+            zip(source.tolist(), (sequence * self._length).tolist(), strict=False)
+        ):
             if (mask := self._shards[number].loss_mask) is not None:
                 is_without = mask[first : first + self._length + 1] == 0
                 labels[at, np.flatnonzero(is_without[1:])] = NOT_COUNTED

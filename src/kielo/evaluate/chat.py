@@ -121,7 +121,7 @@ class _Recorder(Printer):
         values, likeliest = self._probabilities.topk(3)
         others = [
             (self._name(other), value)
-            for other, value in zip(likeliest.tolist(), values.tolist())
+            for other, value in zip(likeliest.tolist(), values.tolist(), strict=True)
             if other != token
         ]
         self.shares.append(

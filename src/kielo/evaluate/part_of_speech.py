@@ -147,7 +147,9 @@ def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pie
     for together in by_length(len(parts), lambda one: len(parts[one][1])):
         inputs = np.stack([encoder.sequence(parts[one][1]) for one in together])
         states = encoder.states(inputs, layer).cpu().numpy()[:, len(encoder.first) :]
-        for state, (sentence, _, words_of_tokens) in zip(states, (parts[one] for one in together)):
+        for state, (sentence, _, words_of_tokens) in zip(
+            states, (parts[one] for one in together), strict=False
+        ):
             for token, words in enumerate(words_of_tokens):
                 for word in first_words[sentence] + np.array(words, np.int64):
                     if pieces == "mean" or not counts[word]:

@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if path.suffix == ".tsv":
                 cells = line.rstrip("\r\n").split("\t")
                 if names:
-                    yield number, dict(zip(names, cells))
+                    yield number, dict(zip(names, cells, strict=False))
                 names = names or cells
                 continue
             try:

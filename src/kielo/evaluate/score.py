@@ -182,9 +182,13 @@ def _set_scores(
         end = contender.end_of_text_id
         begin = np.array(contender.first_ids, np.int64)
         firsts = [begin if document.is_framed else begin[:0] for document in encoded]
-        parts = [ids for first, document in zip(firsts, encoded) for ids in (first, document.ids, [end])]
+        parts = [
+            ids
+            for first, document in zip(firsts, encoded, strict=True)
+            for ids in (first, document.ids, [end])
+        ]
         tokens = np.concatenate(parts, dtype=np.int64)
-        masks = zip(firsts, encoded)
+        masks = zip(firsts, encoded, strict=True)
         counted = np.concatenate(
             [mask for first, document in masks for mask in (np.zeros(len(first), bool), document.loss_mask)]
         )

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from kielo.artifact.attempt_files import EXIT_CODES, Outcome, Refusal, read_refusal
@@ -95,7 +96,7 @@ def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decisio
     tried = attempts(launch / "chain" / "attempts")
     failures = [
         (one.message, following.newest)
-        for one, following in zip(tried, tried[1:])
+        for one, following in pairwise(tried)
         if one.outcome in ("failed", "hung")
     ]
     is_killed = not refusal and code in _KILLED

@@ -196,7 +196,7 @@ _FORMS = {
 def in_sequence_order(parts: Tensor | Sequence[Tensor], dim: int) -> Tensor:
     """Join the ranks' parts: [c, ..., s/c, ...] → [..., s, ...]; dim: the sequence's dim in the result."""
     halves = [part.chunk(2, dim) for part in parts]
-    early, late = zip(*halves)
+    early, late = zip(*halves, strict=True)
     return torch.cat(early + late[::-1], dim)
 
 

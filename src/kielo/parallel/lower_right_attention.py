@@ -67,7 +67,7 @@ def _backward(
         seen = k_bgnk[:, :, :before], v_bgnk[:, :, :before]
         other_dq, *earlier = _kernel_backward(q_bhqk, seen, result, False, scale)
         dq = dq + other_dq
-        dk, dv = (torch.cat(parts, dim=2) for parts in zip(earlier, (dk, dv)))
+        dk, dv = (torch.cat(parts, dim=2) for parts in zip(earlier, (dk, dv), strict=True))
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 

@@ -60,7 +60,7 @@ def gather_and_multiply(
     for piece in coming:
         rows = _collectives.wait_tensor(piece)  # [t·b, s/(t·chunks), d]
         gathered += [rows] if keeps_whole else []
-        for one, product in zip(results, _products(rows, matrices, biases)):
+        for one, product in zip(results, _products(rows, matrices, biases), strict=True):
             one.append(product)
     joined = [_join(one, axis.ranks) for one in results]
     return joined, _join(gathered, axis.ranks) if keeps_whole else None
@@ -121,7 +121,9 @@ def needed_now(ctx: Any) -> tuple[bool, ...]:
         return ctx.needs_input_grad
     nodes = iter(node for node, _ in ctx.next_functions)  # of the inputs that are tensors
     of_inputs = [next(nodes) if is_tensor else None for is_tensor in ctx.are_tensors]
-    return tuple(is_needed and _runs(node) for is_needed, node in zip(ctx.needs_input_grad, of_inputs))
+    return tuple(
+        is_needed and _runs(node) for is_needed, node in zip(ctx.needs_input_grad, of_inputs, strict=False)
+    )
 
 
 def _runs(node: Any) -> bool:
@@ -142,7 +144,7 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    return [F.linear(x, matrix, bias) for matrix, bias in zip(matrices, biases)]
+    return [F.linear(x, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
 
 
 def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
@@ -226,7 +228,7 @@ class _Accumulated(torch.autograd.Function):
             coming = _start_gathering_again(kept_bsd, gradients[0], axis)
         if needs[0]:
             gradient_x = rows[0] @ weights[0]
-            for row, weight in zip(rows[1:], weights[1:]):
+            for row, weight in zip(rows[1:], weights[1:], strict=True):
                 gradient_x.addmm_(row, weight)
             gradient_x = gradient_x.view(*shape, -1)
         if gathers_again:
@@ -234,8 +236,10 @@ class _Accumulated(torch.autograd.Function):
         if needs[0] and axis is not None:
             summed = start_sum(gradient_x, axis)
         inputs = kept_bsd.reshape(-1, kept_bsd.shape[-1])
-        results = [row.t() @ inputs if is_needed else None for row, is_needed in zip(rows, of_weights)]
-        results += [row.sum(0) if is_needed else None for row, is_needed in zip(rows, of_biases)]
+        results = [
+            row.t() @ inputs if is_needed else None for row, is_needed in zip(rows, of_weights, strict=True)
+        ]
+        results += [row.sum(0) if is_needed else None for row, is_needed in zip(rows, of_biases, strict=True)]
         if needs[0] and axis is not None:
             gradient_x = wait(summed)
         return gradient_x if needs[0] else None, None, None, *results

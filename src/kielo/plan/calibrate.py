@@ -254,7 +254,7 @@ def _solve(
     spreads = np.array([prior.spread for prior in priors.values()])
 
     def named(parameters: Column) -> dict[str, float]:
-        return dict(zip(priors, np.exp(parameters).tolist()))
+        return dict(zip(priors, np.exp(parameters).tolist(), strict=True))
 
     def errors(parameters: Column) -> Column:
         return np.log(predict(named(parameters))) - target

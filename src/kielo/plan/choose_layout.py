@@ -39,7 +39,7 @@ def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
         resolved = resolve(run.recipe, "", devices, card.device, card.name, text=text)
     except KieloError as error:
         return str(error)
-    phases = zip(resolved.identity.phases, resolved.placement.phases)
+    phases = zip(resolved.identity.phases, resolved.placement.phases, strict=True)
     _, placed = max(phases, key=lambda both: both[0].tokens_per_step * both[0].steps)
     size = placed.micro_batch_sequences
     shard = {"replicate": resolved.placement.layout.replicate, "shard": resolved.placement.layout.shard}

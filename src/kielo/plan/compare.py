@@ -121,7 +121,9 @@ def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tup
     def sizes(values: Iterable[float]) -> list[str]:
         return [gb_text(value) for value in values]
 
-    lows = zip(seconds(one.low_seconds for one in several), seconds(one.high_seconds for one in several))
+    lows = zip(
+        seconds(one.low_seconds for one in several), seconds(one.high_seconds for one in several), strict=True
+    )
     cells = {
         "nodes": [f"{one.nodes:,}" for one in several],
         **{

@@ -25,7 +25,7 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
     shard = {"replicate": placement.layout.replicate, "shard": placement.layout.shard}
     layout = run.recipe.layout.model_copy(update=shard)
     shapes = []
-    for phase, placed in zip(resolved.identity.phases, placement.phases):
+    for phase, placed in zip(resolved.identity.phases, placement.phases, strict=True):
         length, tokens_per_step = phase.sequence_length, phase.tokens_per_step
         full = replace(asked[phase.number], sequence_length=length, tokens_per_step=tokens_per_step)
         shapes.append((layout, placed.micro_batch_sequences, full))
@@ -50,7 +50,7 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
         return resolved
     phases = tuple(
         placed.model_copy(update={"planned_tokens_per_second": round(speed, 1)})
-        for placed, speed in zip(placement.phases, tokens_per_second(run, resolved))
+        for placed, speed in zip(placement.phases, tokens_per_second(run, resolved), strict=True)
     )
     return resolved.model_copy(update={"placement": placement.model_copy(update={"phases": phases})})
 
@@ -192,7 +192,7 @@ def _training_seconds(planned: PlannedLayout, resolved: Resolved) -> float:
     simulated_share = per_second[usual] / planned.tokens_per_second
     seconds = sum(
         phase.steps * phase.tokens_per_step / speed * simulated_share
-        for phase, speed in zip(phases, per_second)
+        for phase, speed in zip(phases, per_second, strict=True)
     )
     skipped = sum(last - first + 1 for first, last in resolved.identity.train.skip_steps)
     return seconds * (1 - skipped / resolved.identity.total_steps)

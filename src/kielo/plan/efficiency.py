@@ -142,7 +142,10 @@ def card_text(efficiency: Efficiency, interval: dict[str, float], header: str) -
     lines = [f"# {line}" for line in header.splitlines()]
     for name, constant in CONSTANTS.items():
         lines += ["", f"# {constant.meaning}", f"[{name}]"]
-        lines += [f"{member} = {value:.4g}" for member, value in zip(members(name), efficiency.values[name])]
+        lines += [
+            f"{member} = {value:.4g}"
+            for member, value in zip(members(name), efficiency.values[name], strict=True)
+        ]
     lines += ["", "# spread of log(published / predicted)", "[interval]"]
     lines += [f"{name} = {value:.4g}" for name, value in interval.items()]
     return "\n".join(lines) + "\n"

@@ -108,7 +108,7 @@ def measured_speed(run_folder: Path) -> MeasuredSpeed | None:
     except KieloError:
         return None
     size, times = max(run.seconds.items(), key=lambda item: len(item[1]))
-    phases = list(zip(run.resolved.identity.phases, run.resolved.placement.phases))
+    phases = list(zip(run.resolved.identity.phases, run.resolved.placement.phases, strict=True))
     phase, placed = next(both for both in phases if step_size(*both) == size)
     seconds = float(np.median(times))
     tokens_per_second = phase.tokens_per_step / seconds

@@ -40,7 +40,10 @@ class StageSeconds:
         return StageSeconds((forward,) * stages, (forward,) * stages, (forward,) * stages, hop)
 
     def whole(self) -> list[float]:
-        return [sum(parts) for parts in zip(self.forward, self.backward_inputs, self.backward_weights)]
+        return [
+            sum(parts)
+            for parts in zip(self.forward, self.backward_inputs, self.backward_weights, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int
     seconds, ends = _durations(schedule, stages), _ends(program, schedule, stages, ranks)
     spans = [
         Span(task.rank, task.stage, task.micro_batch, task.kind, end - seconds[task.what], end)
-        for task, end in zip(program, ends)
+        for task, end in zip(program, ends, strict=True)
     ]
     return sorted(spans, key=lambda span: span.start)
 
@@ -137,7 +140,9 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
 def _durations(schedule: str, stages: StageSeconds) -> list[float]:
     backward = stages.backward_inputs
     if not SCHEDULES[schedule].splits_backward:
-        backward = tuple(inputs + weights for inputs, weights in zip(backward, stages.backward_weights))
+        backward = tuple(
+            inputs + weights for inputs, weights in zip(backward, stages.backward_weights, strict=True)
+        )
     return [*stages.forward, *backward, *stages.backward_weights]
 
 
@@ -192,7 +197,9 @@ class _GreedyOrders:
 
     def __init__(self, stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> None:
         self.own, self.last, self.hop = own, len(stages.forward) - 1, stages.hop
-        self.seconds = dict(zip(_KINDS, (stages.forward, stages.backward_inputs, stages.backward_weights)))
+        self.seconds = dict(
+            zip(_KINDS, (stages.forward, stages.backward_inputs, stages.backward_weights), strict=True)
+        )
         self.rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
         self.most_kept = len(own[0]) * len(own)  # passes kept on a rank: 1F1B's memory
         # Tasks that are ready, by rank: (-stage, micro-batch), (micro-batch, stage), and a queue.

@@ -72,7 +72,7 @@ def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
     layer, hop = layer_seconds(work, rates).total(traffic), stage_seconds(work, rates)
     again = np.maximum(work.layers_again, work.operators_again * 0.5)
     columns = (layer, head_seconds(work, rates), hop, again, hop * rates.pipeline_exposed)
-    return [Passes(*(float(value) for value in values)) for values in zip(*columns)]
+    return [Passes(*(float(value) for value in values)) for values in zip(*columns, strict=True)]
 
 
 def layout_pipeline(
@@ -84,9 +84,9 @@ def layout_pipeline(
     third = [number * layer / (3 + again) for number in layers]
     heads = [0.0] * (len(layers) - 1) + [head / 3]
     stages = StageSeconds(
-        tuple(seconds + exposed + more for seconds, more in zip(third, heads)),
-        tuple(seconds * (1 + again) + exposed + more for seconds, more in zip(third, heads)),
-        tuple(seconds + more for seconds, more in zip(third, heads)),
+        tuple(seconds + exposed + more for seconds, more in zip(third, heads, strict=True)),
+        tuple(seconds * (1 + again) + exposed + more for seconds, more in zip(third, heads, strict=True)),
+        tuple(seconds + more for seconds, more in zip(third, heads, strict=True)),
         hop,
     )
     schedule, ranks = layout.pipeline_schedule, layout.pipeline

@@ -104,7 +104,7 @@ def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
     if placement.device != "cuda" or placement.accelerator != run.card.name:
         return None
     axes = {"replicate": placement.layout.replicate, "shard": placement.layout.shard}
-    sizes = zip(resolved.identity.phases, placement.phases)
+    sizes = zip(resolved.identity.phases, placement.phases, strict=True)
     size = max(placed.micro_batch_sequences for phase, placed in sizes if phase.number == run.phase.number)
     nodes = max(1, placement.world_size // run.site.devices_per_node)
     (planned,) = plan_layouts(run, [(recipe.layout.model_copy(update=axes), nodes, size)], simulate=False)
@@ -158,7 +158,7 @@ def _that_fit(planned: PlannedLayout, several: Sequence[_Changes]) -> list[Remed
     plans = plan_layouts(planned.run, [made for _, made in changed], simulate=False)
     now = (planned.layout, planned.nodes, planned.micro_batch)
     (before,) = plan_layouts(planned.run, [now], simulate=False)
-    fitting = [(changes, plan) for (changes, _), plan in zip(changed, plans) if plan.fits]
+    fitting = [(changes, plan) for (changes, _), plan in zip(changed, plans, strict=True) if plan.fits]
     found = (Remedy(changes, plan, 1 - _speed(plan) / _speed(before)) for changes, plan in fitting)
     return sorted(found, key=lambda remedy: remedy.slower)
 

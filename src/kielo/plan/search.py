@@ -100,7 +100,7 @@ def _on_nodes(run: RunToPlan, forms: _Forms, nodes: int, keep: int, wanted: _Wan
     work = forms.work.take(index)
     layouts = [
         Choice(forms.layouts[form], int(s), int(r), int(size))
-        for form, s, r, size in zip(index, shard, copies, work.micro_batch)
+        for form, s, r, size in zip(index, shard, copies, work.micro_batch, strict=True)
     ]
     if wanted is not None:
         keeps = [number for number, one in enumerate(layouts) if wanted(one.layout, one.micro_batch)]
@@ -144,7 +144,7 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
     first: list[Choice] = []
     rest: list[Choice] = []
     seen = set()
-    for one, time in zip(order, seconds):
+    for one, time in zip(order, seconds, strict=True):
         kind = _KIND(one.form)
         (rest if kind in seen or time > _FAR_SLOWER * seconds[0] else first).append(one)
         seen.add(kind)

@@ -4,6 +4,7 @@ The planner's formulas take and return columns, so that ten thousand layouts tak
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
         raise KieloError('train.precision is not resolved. Fix: train.precision = "bf16"')
     begins = [(1, initial), *sorted(recipe.train.precision_changes), (after, initial)]
     steps: dict[Precision, int] = {}
-    for (first, precision), (following, _) in zip(begins, begins[1:]):
+    for (first, precision), (following, _) in pairwise(begins):
         steps[precision] = steps.get(precision, 0) + max(0, min(following, after) - first)
     return steps
 

@@ -47,7 +47,7 @@ def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     sent, sizes = _sent(value, group)
     received = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(received, sent, group=group)
-    return [_value(part, size) for part, size in zip(received, sizes)]
+    return [_value(part, size) for part, size in zip(received, sizes, strict=True)]
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -55,7 +55,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     is_first = dist.get_rank(group) == 0
     received = [torch.empty_like(sent) for _ in sizes] if is_first else None
     dist.gather(sent, received, group=group, group_dst=0)
-    return [_value(part, size) for part, size in zip(received or (), sizes)]
+    return [_value(part, size) for part, size in zip(received or (), sizes, strict=False)]
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:

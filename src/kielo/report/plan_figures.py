@@ -166,7 +166,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
         speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         share.plot(
             nodes,
-            [100 * each / (first * count) for each, count in zip(speeds, nodes)],
+            [100 * each / (first * count) for each, count in zip(speeds, nodes, strict=True)],
             color=colour,
             linewidth=1.8,
             marker="o",

@@ -94,7 +94,7 @@ def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
     weights = made.weights.get(str(new_id))
     if weights is None:
         return " + ".join(names)
-    heaviest = sorted(zip(weights, names), reverse=True)
+    heaviest = sorted(zip(weights, names, strict=True), reverse=True)
     said = " + ".join(f"{weight:.2f} {name}" for weight, name in heaviest[:_HEAVIEST])
     return said + f" and {len(heaviest) - _HEAVIEST} more" * (len(heaviest) > _HEAVIEST)
 

@@ -121,7 +121,9 @@ def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> No
     if 2 * len(lost) <= len(pairs):
         return
     text, back = lost[0]
-    first = next((n for n, (one, other) in enumerate(zip(text, back)) if one != other), len(back))
+    first = next(
+        (n for n, (one, other) in enumerate(zip(text, back, strict=False)) if one != other), len(back)
+    )
     begin = max(0, first - _SHOWN // 2)
     raise KieloError(
         f"{key}: of {len(pairs):,} texts {len(lost):,} do not come back from this tokenizer: "

@@ -64,7 +64,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
             card,
         )
         for precision in precisions
-        for phase, placed in zip(identity.phases, placement.phases)
+        for phase, placed in zip(identity.phases, placement.phases, strict=True)
     ]
     memory = memory_bytes(MemoryColumns.of(rows))
     return int(np.max(memory.peak("rehearsed" if placement.device == "cpu" else "reserved")))

@@ -179,7 +179,7 @@ class PipelineForwardBackward:
         self._model.copy_tied()
         model, group, ranks = self._model, self._axis.get_group(), self._rank_of_each_stage
         hidden_bsd = micro_batch.inputs_bs  # of the first stage: tokens
-        for part, number in zip(model.parts, model.numbers):
+        for part, number in zip(model.parts, model.numbers, strict=True):
             if number > 0 and ranks[number - 1] != group.rank():
                 hidden_bsd = torch.empty(
                     self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device

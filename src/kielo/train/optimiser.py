@@ -82,7 +82,7 @@ class Lamb(torch.optim.Optimizer):
             both = local(parameter), self._update(parameter, group)
             squares.append(torch.stack([torch.linalg.vector_norm(one) for one in both]).square())
         ratios, parameters = {}, [parameter for parameter, _ in taken]
-        for parameter, whole in zip(parameters, sum_over_parts(squares, parameters)):
+        for parameter, whole in zip(parameters, sum_over_parts(squares, parameters), strict=True):
             of_values, of_update = whole.sqrt()
             has_length = (of_values > 0) & (of_update > 0)
             ratios[parameter] = torch.where(has_length, of_values / of_update, 1.0)
@@ -198,7 +198,7 @@ class NarrowAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
                 states = [self.state[slice_.parameter] for slice_ in bucket]
-                pairs = list(zip(bucket, states))
+                pairs = list(zip(bucket, states, strict=True))
                 narrow = [slice_.of(state[moment]) for moment in MOMENTS for slice_, state in pairs]
                 wide = [torch.empty_like(moment, dtype=torch.float32) for moment in narrow]
                 torch._foreach_copy_(wide, narrow)

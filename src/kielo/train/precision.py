@@ -51,7 +51,7 @@ def determinism(is_wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=warned_only)
-        for (owner, name, _), value in zip(changed, before):
+        for (owner, name, _), value in zip(changed, before, strict=True):
             setattr(owner, name, value)
 
 

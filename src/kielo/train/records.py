@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -258,13 +259,13 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
 
 def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:
     """Return the median over the logged steps, without the first of each attempt, which warms up."""
-    settled = [row for before, row in zip(steps, steps[1:]) if row.seconds > before.seconds]
+    settled = [row for before, row in pairwise(steps) if row.seconds > before.seconds]
     return median(row.tokens_per_second for row in settled or steps) if steps else None
 
 
 def wall_seconds(steps: list[TrainingStep]) -> float:
     """Return the seconds of training over all attempts. Each attempt counts from zero."""
-    ends = [row.seconds for row, after in zip(steps, steps[1:]) if after.seconds < row.seconds]
+    ends = [row.seconds for row, after in pairwise(steps) if after.seconds < row.seconds]
     return sum(ends) + (steps[-1].seconds if steps else 0.0)
 
 

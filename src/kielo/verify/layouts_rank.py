@@ -200,7 +200,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
         taken = [optimiser_step(parts, feed.take(step), of.learning_rate) for step in range(1, steps + 1)]
     finally:
         feed.close()
-    losses, norms = zip(*taken)
+    losses, norms = zip(*taken, strict=True)
     outcome = gradients | {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
 

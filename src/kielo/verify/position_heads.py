@@ -111,7 +111,9 @@ def _loss(source: Path, config: CompleteModel, hidden: Batch) -> float:
     load_model_weights(dict(model.named_parameters()), source, config)
     inputs_ns, labels_ns = torch.from_numpy(hidden.inputs), torch.from_numpy(hidden.labels)
     nats = torch.zeros((), dtype=torch.float64)
-    for inputs, labels in zip(inputs_ns.split(_SEQUENCES_AT_ONCE), labels_ns.split(_SEQUENCES_AT_ONCE)):
+    for inputs, labels in zip(
+        inputs_ns.split(_SEQUENCES_AT_ONCE), labels_ns.split(_SEQUENCES_AT_ONCE), strict=True
+    ):
         is_label = labels != NOT_COUNTED
         logits = model.logits(model(inputs)[is_label])
         nats += F.cross_entropy(logits, labels[is_label], reduction="sum")

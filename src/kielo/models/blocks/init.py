@@ -157,7 +157,9 @@ def _runs(shape: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
         inner -= 1
     length = _sizes(box)[inner] * strides[inner]
     for outer in product(*(range(part.start, part.stop) for part in box[:inner])):
-        first = sum(index * stride for index, stride in zip((*outer, box[inner].start), strides))
+        first = sum(
+            index * stride for index, stride in zip((*outer, box[inner].start), strides, strict=False)
+        )
         for begin in range(0, length, _CHUNK):
             yield first + begin, min(_CHUNK, length - begin)
 

@@ -186,7 +186,7 @@ def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
         dist.all_reduce(num_bad)
     if not num_bad:
         return
-    ours = [name for name, is_bad in zip(shards, bad.tolist()) if is_bad]
+    ours = [name for name, is_bad in zip(shards, bad.tolist(), strict=True) if is_bad]
     names = list(dict.fromkeys(name for of_rank in Agreement().gather(ours) for name in of_rank))
     found = f"the weights contain NaN or infinities: {some(names, 1)}"
     raise KieloError(f"{found}. The run is not finished. {_FIX}")

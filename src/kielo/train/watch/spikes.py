@@ -102,7 +102,10 @@ class Spikes:
     def plain_state(self) -> dict[str, object]:
         """Return the state for a checkpoint. Waits for the device."""
         episode = None if self.episode is None else asdict(self.episode)
-        waiting = [[*of, *row] for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()])]
+        waiting = [
+            [*of, *row]
+            for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()], strict=False)
+        ]
         state = {"phase": self._phase_of_past, "past": self._past, "episode": episode, "waiting": waiting}
         state = {
             "phase": self._phase_of_past,

@@ -128,7 +128,7 @@ def _settle(
     """Judge on rank 0 the measurements of all ranks and note them. Return for each rank if the ranks are in
     step.
     """
-    values, errors = zip(*found)
+    values, errors = zip(*found, strict=True)
     findings = [
         Finding(rank, f"the check ended with an error: {error}") for rank, error in enumerate(errors) if error
     ]

@@ -46,8 +46,10 @@ def offsets(found: Sequence[list[float]]) -> list[float]:
 
     A rank that leaves one barrier late is not late in all of them.
     """
-    medians = [statistics.median(reads) for reads in zip(*found)]
-    return [min((read - median for read, median in zip(reads, medians)), key=abs) for reads in found]
+    medians = [statistics.median(reads) for reads in zip(*found, strict=True)]
+    return [
+        min((read - median for read, median in zip(reads, medians, strict=True)), key=abs) for reads in found
+    ]
 
 
 def summarise(found: Sequence[list[float]], job: Job) -> str:
