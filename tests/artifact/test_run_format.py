@@ -45,7 +45,7 @@ def test_what_describes_no_run() -> None:
     for wrong in (-1, "1", 0.5):
         with pytest.raises(KieloError, match="format_version = .* is no version of the format"):
             migrated_identity({"format_version": wrong}, "f")
-    with pytest.raises(KieloError, match="is not of format version 2"):
+    with pytest.raises(KieloError, match="says format version 2, but its content does not fit"):
         migrated_run({"format_version": 2, "identity": {}}, "f")
     with pytest.raises(KieloError, match="describes no run, but contains 5"):
         migrated_identity(5, "f")

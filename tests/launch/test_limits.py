@@ -221,7 +221,7 @@ def test_queues_and_projects(on) -> None:
     )
     of = site(jobs={"account": r"p\d+", "account_example": "p12"})
     assert request(of, on, account="p7")[3] == 8 and request(site(), on, account="any")[3] == 8
-    told = ", and here bills a project. Fix: --account p12 (with your own)"
+    told = ", but here bills a project. Fix: give your project, such as --account p12"
     assert refusal(of, on) == f"no --account{told}"
     for account in ("xp7", "p7x"):
         assert (

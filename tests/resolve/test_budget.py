@@ -73,7 +73,7 @@ def test_bytes_that_cannot_be_so_many_tokens_are_refused():
     with pytest.raises(KieloError) as caught:
         check_text_suffices(enough, 1023, "a.txt")
     assert str(caught.value) == (
-        "train.tokens = 1,024, but a.txt has 1,023 bytes, which are at most 511 tokens, and "
+        "train.tokens = 1,024, but a.txt has 1,023 bytes, at most 511 tokens, and "
         "dataset.max_epochs "
         "= 2. Fix: leave train.tokens out, so that it follows from the text, or give more text"
     )

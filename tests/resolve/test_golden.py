@@ -109,7 +109,9 @@ def test_tables_that_no_version_wrote_are_refused(tmp_path):
         "[identity]\nphases = [1]\n[placement]\n",
     ):
         path.write_text(f"format_version = 2\n{text}")
-        with pytest.raises(KieloError, match="resolved.toml: is not of format version 2"):
+        with pytest.raises(
+            KieloError, match="resolved.toml: says format version 2, but its content does not fit"
+        ):
             read(path)
     with pytest.raises(KieloError, match="index.json: describes no run"):
         read_identity(3, "index.json")

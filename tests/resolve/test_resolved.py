@@ -80,7 +80,7 @@ def test_a_file_of_another_hand_is_not_written_over(tmp_path: Path) -> None:
         KieloError, match=r"none.toml: cannot be read \(No such file or directory\). Fix: `kielo"
     ):
         read(tmp_path / "none.toml")
-    with pytest.raises(KieloError, match=r"text.toml: is not of format version 0|text.toml: "):
+    with pytest.raises(KieloError, match=r"text.toml: says format version 0|text.toml: "):
         read(tmp_path / "text.toml")
 
 

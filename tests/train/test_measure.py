@@ -40,7 +40,7 @@ def test_a_run_that_has_trained_is_not_measured(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, total_steps=4)
-    with pytest.raises(KieloError, match="--measure 5: the run has 4 steps to take"):
+    with pytest.raises(KieloError, match="--measure 5: only 4 steps of the run are left. Fix: --measure 4"):
         measure(resolved, 5)
     train(resolved, max_steps=2)
     with pytest.raises(KieloError, match="contains a trained run, and its log is not for measurements"):

@@ -57,7 +57,7 @@ def test_steps_to_measure_begin_after_those_that_are_skipped(
         measure(resolved, asked)
     assert caught.value.args == ((last, True),)
     left = 20 - (last - asked)
-    with pytest.raises(KieloError, match=rf"--measure {left + 1}: the run has {left} steps to take"):
+    with pytest.raises(KieloError, match=rf"--measure {left + 1}: only {left} steps of the run are left"):
         measure(resolved, left + 1)
 
 

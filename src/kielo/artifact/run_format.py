@@ -82,7 +82,8 @@ def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
             }
     except (KeyError, TypeError, AttributeError) as error:
         raise KieloError(
-            f"{where}: is not of format version {version} ({error!r}). Fix: delete it and resolve again"
+            f"{where}: says format version {version}, but its content does not fit ({error!r}). "
+            "Fix: delete it and resolve again"
         ) from None
     return run
 

@@ -44,10 +44,10 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
     if not kept:
         return
     raise KieloError(
-        f"{folder}: would be made again ({why}), and {checkpoints} has {kept[0].name}, which was trained on "
-        f"it. Nothing was changed. Fix: {advice}--set name=… or another `folder` for the changed text; the "
-        f"old text and values; --from train to continue with the text as it is; or move {checkpoints.parent} "
-        "away to start again at step 0"
+        f"{folder}: would be made again ({why}), but {checkpoints} has {kept[0].name}, which was trained on "
+        f"it. Nothing was changed. Fix: {advice}--from train continues on the text as it is; --set name=NEW "
+        "makes a new run of the changed text; or restore the old text and values; or move "
+        f"{checkpoints.parent} away to start again at step 0"
     )
 
 

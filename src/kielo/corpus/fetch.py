@@ -142,8 +142,8 @@ def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:
             problems.append(f"{title}: {problem}")
             say(f"{name}: {problems[-1]}")
     raise KieloError(
-        f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. Fix: --set "
-        "corpus.sources=my.txt, which takes a text of your own"
+        f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. Fix: "
+        "use a text of your own: --set corpus.sources=my.txt"
     )
 
 

@@ -218,9 +218,9 @@ def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> Non
     for name in dict.fromkeys([*met, *named]):
         if name not in sources:
             raise KieloError(
-                f"source {name!r} has no training text: {met.get(name, 0)} of its documents are in "
-                f"{corpus_folder}, none of them on the training side of the held-out split. Fix: give it "
-                "more text (funnel.json has what was dropped), or take it out of corpus.sources"
+                f"source {name!r} has no training text: {corpus_folder} has "
+                f"{met.get(name, 0)} of its documents, and the held-out split leaves none to train on. Fix: "
+                "give it more text (funnel.json has what was dropped), or take it out of corpus.sources"
             )
     if not sources:
         raise KieloError(f"{corpus_folder}: no documents to pack. Fix: more text (see its funnel.json)")

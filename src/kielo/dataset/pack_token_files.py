@@ -86,8 +86,8 @@ def _check_ids(folder: Path, file: TokenFile, vocab_size: int, is_whole: bool) -
             raise KieloError(
                 f"{folder / file.name}: token {start + int(wrong[0]):,} is {int(block[wrong[0]])}, and the "
                 f"tokenizer has ids 0 to {vocab_size - 1} ({np.dtype(file.dtype).name}). "
-                "Fix: tokenizer.path = the tokenizer that made these tokens, or the source's tokens_dtype if "
-                "a file does not tell"
+                "Fix: set tokenizer.path to the tokenizer that made these tokens, or set tokens_dtype of the "
+                "source if the file has no type"
             )
 
 

@@ -211,8 +211,8 @@ def _check_account(account: str | None, of_site: Jobs, site: Cluster) -> None:
     if not of_site.account or (account and re.fullmatch(of_site.account, account)):
         return
     given = f"--account {account}: not the form of a project there" if account else "no --account"
-    example = f"--account {of_site.account_example} (with your own)"
-    raise KieloError(f"{given}, and {site.name} bills a project. Fix: {example}")
+    example = f"give your project, such as --account {of_site.account_example}"
+    raise KieloError(f"{given}, but {site.name} bills a project. Fix: {example}")
 
 
 def most_nodes(partition: Partition, of_site: Jobs, site: Cluster) -> int:

@@ -49,7 +49,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
     if plan is None:
         raise KieloError(
             f"{path}: neither {plans[0]} nor {plans[1]} exists, so the shape of this run is not known. "
-            "Fix: the file in its run folder, or its resolved.toml copied beside it"
+            "Fix: give the file in its run folder, or copy the resolved.toml of the run beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(filter(_is_step, read_metrics(path)))
     if resolved.identity.train.precision == "fp8" and resolved.identity.train.fp8.emulate:

@@ -138,7 +138,7 @@ def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
     most = int(text_bytes / _LEAST_BYTES_PER_TOKEN * epochs)
     if asked is not None and asked > most:
         raise KieloError(
-            f"train.tokens = {asked:,}, but {what} has {text_bytes:,} bytes, which are at most "
+            f"train.tokens = {asked:,}, but {what} has {text_bytes:,} bytes, at most "
             f"{text_bytes // _LEAST_BYTES_PER_TOKEN:,} tokens, and dataset.max_epochs = {epochs:g}. Fix: "
             "leave train.tokens out, so that it follows from the text, or give more text"
         )

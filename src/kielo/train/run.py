@@ -80,7 +80,8 @@ def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
         first = skipped.last_step + 1
     last = first + steps - 1
     if last > identity.total_steps:
-        raise KieloError(f"--measure {steps}: the run has {identity.total_steps - first + 1} steps to take")
+        left = identity.total_steps - first + 1
+        raise KieloError(f"--measure {steps}: only {left} steps of the run are left. Fix: --measure {left}")
     is_first = find_rendezvous().rank == 0
     return _started(resolved, Stop(last, is_first), Asked(profile_steps, is_saving=False))
 
