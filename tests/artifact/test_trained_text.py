@@ -47,8 +47,9 @@ def test_the_first_four_differences_are_named(tmp_path) -> None:
         assert str(caught.value) == (
             f"{folder}: would be made again (changed since it was made: {why}), but {checkpoints} has "
             f"step_00000012, which was trained on it. Nothing was changed. Fix: {advice}"
-            "--from train continues on the text as it is; --set name=NEW makes a new run of the changed text; "
-            f"or restore the old text and values; or move {tmp_path / 'train'} away to start again at step 0"
+            "--from train continues on the text as it is; --set name=NEW makes a new run of the changed "
+            "text; or restore the old text and values; or move "
+            f"{tmp_path / 'train'} away to start again at step 0"
         )
 
     same = dict.fromkeys("abcde", "1")

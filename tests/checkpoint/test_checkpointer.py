@@ -166,17 +166,17 @@ def test_a_rank_is_filled_from_the_lines_of_its_own_tensors(tmp_path):
 @contextmanager
 def writing_waits_for(event: threading.Event) -> Iterator[None]:
     """Every save inside has been planned, and writes nothing before `event` is set."""
-    original = SafetensorsStream.write
+    original = SafetensorsStream.write_rows
 
-    def write(self, tensor):
+    def write_rows(self, rows):
         assert event.wait(30)
-        original(self, tensor)
+        original(self, rows)
 
-    SafetensorsStream.write = write
+    SafetensorsStream.write_rows = write_rows
     try:
         yield
     finally:
-        SafetensorsStream.write = original
+        SafetensorsStream.write_rows = original
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):

@@ -159,7 +159,7 @@ def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokeni
     assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == torch.float16
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     (folder / "README.md").write_text("a person's card")
-    with pytest.raises(KieloError, match="holds README.md"):
+    with pytest.raises(KieloError, match="contains README.md"):
         export(*arguments, ExportOptions(dtype="bf16"))
     assert (folder / "README.md").read_text() == "a person's card"
 

@@ -33,7 +33,8 @@ def test_a_wheel_has_its_site(capsys, monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(("line", "found"), [
     ("kielo ch", {"checkpoint", "chat"}), ("kielo run demo_estonian_b", {"demo_estonian_bert"}),
     ("kielo plan comp", {"compare"}), ("kielo plan compare --wal", {"--wall-hours"}),
-    ("kielo checkpoint show src/ki", {"src/kielo"}), ("kielo run x --only ver", {"verify"}),
+    ("kielo checkpoint show src/kielo/cli/fla", {"src/kielo/cli/flags.py"}),
+    ("kielo run x --only ver", {"verify"}),
     ("kielo train x --ranks ", set()),
 ])  # fmt: skip
 def test_bash_completes(line, found, tmp_path, capsys) -> None:

@@ -86,7 +86,7 @@ def test_what_has_no_proof_is_refused(proof, recipe, tmp_path, capsys) -> None:
     encoder = ["model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens"]
     sets = [word for one in encoder for word in ("--set", one)]
     assert main(["verify", "parity", str(recipe), *sets]) == 1
-    assert "Fix: `kielo verify layouts`, or round-trip" in capsys.readouterr().err
+    assert "Fix: kielo verify layouts, or kielo verify round-trip" in capsys.readouterr().err
     (tmp_path / "run" / "resolved.toml").unlink()
     assert main(["verify", "parity", str(recipe)]) == 1
     first = f"{tmp_path / 'run'} has no resolved.toml yet. Fix: kielo run {recipe} --to train"

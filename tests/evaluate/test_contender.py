@@ -199,7 +199,8 @@ def test_a_text_is_continued_up_to_its_end(theirs: Theirs, capsys: pytest.Captur
     (how,) = theirs.calls
     assert how.pop("attention_mask").tolist() == [[1, 1, 1, 1, 1]]
     assert how == {
-        "max_new_tokens": 200, "eos_token_id": 0, "pad_token_id": 0, "do_sample": True, "temperature": 0.8,
+        "max_new_tokens": 200, "eos_token_id": [0], "logits_processor": [], "pad_token_id": 0,
+        "do_sample": True, "temperature": 0.8,
         "top_k": 50,
     }  # fmt: skip
     theirs.written = theirs.written[:2]
@@ -208,7 +209,8 @@ def test_a_text_is_continued_up_to_its_end(theirs: Theirs, capsys: pytest.Captur
     assert capsys.readouterr().out == "" and theirs.seeds == [1, 6]
     how = theirs.calls[1]
     assert {key: how[key] for key in how if key != "attention_mask"} == {
-        "max_new_tokens": 2, "eos_token_id": 0, "pad_token_id": 0, "do_sample": False, "temperature": None,
+        "max_new_tokens": 2, "eos_token_id": [0], "logits_processor": [], "pad_token_id": 0,
+        "do_sample": False, "temperature": None,
         "top_k": None, "top_p": None,
     }  # fmt: skip
     theirs.written = [0]

@@ -161,7 +161,7 @@ def test_the_report_has_the_references_and_replaces_no_other_file(tmp_path) -> N
     assert read_json(tmp_path, Ladder) == a_ladder()
     write_ladder_report(tmp_path, a_ladder())  # its own is
     (tmp_path / "ladder.md").write_text("mine")
-    with pytest.raises(Exception, match="ladder.md: is there already"):
+    with pytest.raises(Exception, match="ladder.md: exists"):
         write_ladder_report(tmp_path, a_ladder())
 
 

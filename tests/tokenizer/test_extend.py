@@ -248,7 +248,7 @@ def test_mistakes_are_named(old, tmp_path):
         f'extend = "{tmp_path}"\npath = "{tmp_path}"': "one of them",
         'unchanged_sources = ["a"]': "which is not given",
         f'extend = "{tmp_path}"\nunchanged_sources = ["b"]': "no source has the name 'b'",
-        f'extend = "{tmp_path}"\nunchanged_sources = ["a"]': "none is left",
+        f'extend = "{tmp_path}"\nunchanged_sources = ["a"]': "no text for new tokens",
         f'extend = "{tmp_path / "gone"}"': "tokenizer.extend = .* no tokenizer.json",
     }.items():
         path = tmp_path / "r.toml"

@@ -47,7 +47,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (8, {}, r"step 8 is in the decay, which began after step 6: .*model\.weights=hf:"),
         (4, {"warmup_steps": 3}, r"train\.warmup_share=0\.142857143"),
-        (4, {"decay_steps": 12}, r"would decay before step 4: a smaller train\.decay_share"),
+        (4, {"decay_steps": 12}, r"would decay before step 4: a smaller decay_share"),
         (4, {"schedule": "cosine"}, r"schedule: was 'wsd', is now 'cosine'"),
         (4, {"learning_rate": 1e-2}, r"peak: was 0\.005, is now 0\.01"),
     ],
