@@ -132,6 +132,8 @@ def write_chunks(
     entries = [(chunk_key(chunk.name, chunk.offset), DTYPES[chunk.dtype], chunk.shape) for chunk in chunks]
     with SafetensorsStream(folder / name, entries, {"save_id": save_id}) as stream:
         for chunk in chunks:
+            if tuple(copies[chunk.name].shape) != tuple(chunk.shape):
+                raise ValueError(f"{chunk.name}: {tuple(copies[chunk.name].shape)} is not {chunk.shape}")
             stream.write_rows(copies[chunk.name])
         return {name: stream.close().of_save(save_id)}
 

@@ -108,7 +108,7 @@ def _unique_tokens(corpus: str | None, recipe: Recipe | None) -> int:
     try:
         table = mixture_table(recipe, run_folder(recipe))
     except KieloError as problem:
-        raise KieloError(f"{problem}. {fix}") from None
+        raise KieloError(f"{problem}. Or {fix.removeprefix('Fix: ')}") from None
     return sum(row.amount.tokens for row in table.sources)
 
 

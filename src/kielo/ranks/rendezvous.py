@@ -139,7 +139,7 @@ def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.env
     if not tasks or not nodelist or not environment.get("SLURM_DISTRIBUTION", "block").startswith("block"):
         return []
     by_rank: list[str] = []
-    for host, number in zip(hosts(nodelist), _tasks_of_nodes(tasks), strict=True):
+    for host, number in zip(hosts(nodelist), _tasks_of_nodes(tasks), strict=False):
         by_rank += [host] * number
     return list(dict.fromkeys(by_rank[rank] for rank in ranks if rank < len(by_rank)))
 

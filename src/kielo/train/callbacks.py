@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 GROUP = "kielo.callbacks"
 _LOOK_SECONDS = 2.0  # between two looks for checkpoints and alerts
 _MOST_SECONDS = 60.0  # of a call
+_MOST_SECONDS_AT_END = 5.0  # of all calls that are left when training ends: other ranks wait for rank 0
 
 
 def callbacks_of_packages(folder: Path, alert: Callable[[int, str], None]) -> "list[Callback]":
@@ -66,7 +67,10 @@ class Callback:
         if self._is_on:
             self._rows: SimpleQueue[Row | None] = SimpleQueue()
             self._known = self._complete()
-            self._read = self._alerts.stat().st_size if self._alerts.is_file() else 0
+            try:
+                self._read = self._alerts.stat().st_size
+            except OSError:  # no alerts yet
+                self._read = 0
             self._thread = threading.Thread(target=self._work, name=f"callback {self._name}", daemon=True)
             self._thread.start()
 
@@ -77,13 +81,16 @@ class Callback:
             self._end_if_stalled()
 
     def close(self) -> None:
-        """Wait for the calls that are left; a call that takes too long is given up."""
+        """Wait for the calls that are left, a few seconds in all. Then the others are given up."""
         if self._thread is None or not self._is_on:
             return
         self._rows.put(None)
-        while self._is_on and self._thread.is_alive():
+        ends = time.monotonic() + _MOST_SECONDS_AT_END
+        while self._is_on and self._thread.is_alive() and time.monotonic() < ends:
             self._thread.join(timeout=0.05)
             self._end_if_stalled()
+        if self._thread.is_alive():
+            self._switch_off(f"its calls took over {_MOST_SECONDS_AT_END:g} s when training ended")
         self._thread = None
 
     def _work(self) -> None:
@@ -122,10 +129,10 @@ class Callback:
     def _complete(self) -> Mapping[int, Path]:
         """Return step → folder of the complete checkpoints."""
         try:
-            folders = step_folders(self._checkpoints) if self._checkpoints.is_dir() else []
-        except KieloError:  # a file system that does not answer now
+            folders = step_folders(self._checkpoints)
+            return {saved_step(path): path for path in folders if (path / "manifest.json").is_file()}
+        except (KieloError, OSError):  # a file system that does not answer now
             return self._known
-        return {saved_step(path): path for path in folders if (path / "manifest.json").is_file()}
 
     def _call(self, method: str, *arguments: object) -> None:
         function = getattr(self._target, method, None)

@@ -284,7 +284,7 @@ class RunCheckpoints:
         try:
             names, suspects = _split_names(folder, first_bad_step - 1)
         except KieloError as error:
-            return f"{error}. "
+            return f"{str(error).partition('. Fix: ')[0]}. "
         if not names:
             if not suspects:
                 return f"No checkpoint had been saved before step {first_bad_step}. "

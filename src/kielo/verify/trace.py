@@ -44,7 +44,7 @@ def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> Values:
     RoPE.
     """
     settings: Values = {}
-    for (cos, sin), which in zip(tables, ("", " of windowed layers"), strict=True):
+    for (cos, sin), which in zip(tables, ("", " of windowed layers"), strict=False):
         frequencies = frequencies_at_position_1(cos, sin)
         settings[f"RoPE base{which}"] = base_of(frequencies)
         settings[f"RoPE inverse frequencies{which}"] = frequencies

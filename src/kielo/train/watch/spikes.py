@@ -106,7 +106,6 @@ class Spikes:
             [*of, *row]
             for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()], strict=False)
         ]
-        state = {"phase": self._phase_of_past, "past": self._past, "episode": episode, "waiting": waiting}
         state = {
             "phase": self._phase_of_past,
             "past": list(self._past),
