@@ -12,6 +12,7 @@ imports its room when it is called, so that `import kielo` is fast and loads no 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -274,7 +275,9 @@ class Run:
         """Write report.html, summary.json and the model card of the finished stages; return the page."""
         from kielo.report.write import write_report
 
-        stages = self.stages or (self.summary.stages if self.summary else {})
+        stages = self.stages
+        with suppress(KieloError):  # a summary of another version is written again
+            stages = stages or (self.summary.stages if self.summary else {})
         return write_report(self.folder, self.recipe.settings, stages)
 
 

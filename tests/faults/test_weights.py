@@ -370,7 +370,7 @@ BAD_INDEXES: dict[str, Callable[[dict[str, str]], Any]] = {
 
 # Of all other cases the index is none, or a file's name.
 OF_INDEXES = {
-    "a file that is not there": "names files that are not there",
+    "a file that is not there": "names files that do not exist",
     "a tensor that its file lacks": "lacks model.layers.9.x, which the index says are in it",
     "a tensor twice": f"damaged: it names {NORM} twice",
 }

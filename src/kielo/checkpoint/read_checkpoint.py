@@ -76,7 +76,9 @@ class Verification:
         share.sort(key=lambda name: (rank_of(name) != rank, name))
         fault = find_fault(path, share, files)
         if fault is not None and size > 1:
-            fault = replace(fault, reason=f"{fault.reason} (rank {rank} on {socket.gethostname()})")
+            found, fix, advice = fault.reason.partition(". Fix: ")
+            reason = f"{found} (rank {rank} on {socket.gethostname()}){fix}{advice}"
+            fault = replace(fault, reason=reason)
         faults = sorted(filter(None, self._ranks.gather(fault)), key=lambda fault: fault.kind == "damaged")
         if not faults:
             self._whole.add(path)

@@ -276,7 +276,9 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
     if quotes := _on_quotes(key):
         return Complaint((key,), f"--set {text}: {quotes.removeprefix('; ')}")
     if not equals or not all(parts):
-        return Complaint((key,), f"--set {text}: Fix: section.key=value, e.g. --set train.tokens=1000000")
+        return Complaint(
+            (key,), f"--set {text}: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000"
+        )
     table: Any = data
     for part in parts[:-1]:
         table = table.setdefault(part, {})

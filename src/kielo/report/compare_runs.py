@@ -135,7 +135,9 @@ SIZE_AND_SPEED: tuple[Row, ...] = (
     ),
     (
         "Tokens per second (median)",
-        lambda run: run.training and format(run.training.tokens_per_second or 0, ",.0f"),
+        lambda run: (
+            run.training and run.training.tokens_per_second and f"{run.training.tokens_per_second:,.0f}"
+        ),
     ),
     ("TFLOP/s of a rank (median)", lambda run: _median(run, "tflops_per_second", ".3g")),
     ("Share of the peak, MFU (median)", lambda run: _median(run, "mfu", ".1%")),

@@ -163,6 +163,8 @@ def memory_row(
     memory. on_processor: count bytes as a rehearsal does.
     """
     device = "cpu" if on_processor else card.device if card else "cuda"
+    if layout.compile is None and device == "cpu":  # where layers are not compiled unless asked
+        layout = layout.model_copy(update={"compile": False})
     chunk_tokens = loss_chunk_tokens(train.loss_chunk_tokens, model, layout, card)
     schedule, is_pipeline = SCHEDULES[layout.pipeline_schedule], layout.pipeline > 1
     optimiser = OPTIMISERS[train.optimiser]

@@ -99,7 +99,9 @@ def resolve(
     found = complaints(case, (*MACHINE_RULES, *MODEL_RULES, *LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in precisions(recipe.train))
-    steps = _steps(recipe, asked, text, RankOfRun(model, layout, options, None if found else machine.card))
+    compiles = device == "cuda" and software.missing_compiler is None and compile_advice(layout) is None
+    counted = layout.model_copy(update={"compile": compiles}) if layout.compile is None else layout
+    steps = _steps(recipe, asked, text, RankOfRun(model, counted, options, None if found else machine.card))
     of_steps = StepCase(recipe, asked, text, run_folder / "tokens", steps)
     refuse(recipe, [*found, *complaints(of_steps, STEP_RULES)])
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
