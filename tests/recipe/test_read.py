@@ -162,7 +162,7 @@ def test_all_complaints_at_once(small):
         "--set: train.z_loss = -1 does not fit. Fix: a number greater than or equal to 0",
         "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8. Fix: 1, 2, 4, 8",
         "--set: dataset.mixture.b: no source has this name. Fix: a",
-        "--set seed: Fix: section.key=value",
+        "--set seed: not KEY=VALUE. Fix: section.key=value",
     ):
         assert part in text, text
     assert text.startswith("9 things to put right")
@@ -242,9 +242,9 @@ def test_a_size_and_a_shape_take_each_others_place(tmp_path, small):
 
 def test_settings_that_cannot_be_made(small):
     told = {
-        "train": "--set train: Fix: section.key=value, e.g. --set train.tokens=1000000",
-        "=5": "--set =5: Fix: section.key=value, e.g. --set train.tokens=1000000",
-        "train..x=5": "--set train..x=5: Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "train": "--set train: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "=5": "--set =5: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "train..x=5": "--set train..x=5: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
         "name.first=5": "--set name.first=5: name holds a value, so name.first does not exist",
         "“name”=x": "--set “name”=x: “ ” are letters to a shell. Fix: \" or '",
         "name=\udcff": "--set 'name=\\udcff': is not UTF-8. Fix: a terminal with a UTF-8 locale",
