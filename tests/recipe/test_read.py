@@ -244,7 +244,8 @@ def test_settings_that_cannot_be_made(small):
     told = {
         "train": "--set train: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
         "=5": "--set =5: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
-        "train..x=5": "--set train..x=5: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "train..x=5": "--set train..x=5: "
+        "not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000",
         "name.first=5": "--set name.first=5: name holds a value, so name.first does not exist",
         "“name”=x": "--set “name”=x: “ ” are letters to a shell. Fix: \" or '",
         "name=\udcff": "--set 'name=\\udcff': is not UTF-8. Fix: a terminal with a UTF-8 locale",
