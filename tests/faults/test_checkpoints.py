@@ -482,7 +482,7 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
     assert good in saved_steps(packed) and max(saved_steps(packed)) <= 12
     assert f"step_{good:08d} is the newest checkpoint" in message
     if 12 in saved_steps(packed):
-        assert "move step_00000012 out of" in message
+        assert "Move step_00000012 out of" in message
         (checkpoints(packed) / "step_00000012").rename(packed / "step_00000012")
     monkeypatch.undo()
     outcome = went_well(here(packed, *TRAIN, *sets))
