@@ -147,7 +147,7 @@ class Recipe:
     def export(self, to: str | Path, dtype: str | None = None) -> Path:
         """Write the newest checkpoint as a folder that transformers loads, and return it.
 
-        dtype: "fp32", "bf16", "fp16" or "source"; default: as for `kielo export`.
+        dtype: "fp32", "bf16", "fp16" or "source"; the default is `kielo export`'s.
         """
         from kielo.stages.results import export_checkpoint, newest_checkpoint
 

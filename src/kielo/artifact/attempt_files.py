@@ -118,7 +118,7 @@ class Change(JsonObject):
 
 
 class Beginning(JsonObject):
-    """The beginning of an attempt. It says what was last seen of a killed attempt, which has no `End`."""
+    """The beginning of an attempt. A killed attempt has no `End`: this has its last signs of life."""
 
     began_at: str
     """Date and time in UTC, ISO 8601, to the second."""

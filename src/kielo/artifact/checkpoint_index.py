@@ -95,8 +95,8 @@ class PlainState(JsonObject):
 class CheckpointIndex:
     """The tensors and the plain state of a save.
 
-    save_id: in all files of the save. aliases: a tied tensor's name → the name under which it is stored.
-    unread: names of tensors in the file that were not asked for.
+    save_id: the id that all files of the save have. aliases: a tied tensor's name → the name under which it
+    is stored. unread: names of tensors in the file that were not asked for.
     """
 
     save_id: str
@@ -128,8 +128,8 @@ def entry_json(entry: TensorEntry) -> str:
 def read_index(folder: Path, names: Collection[str] | None = None) -> CheckpointIndex:
     """Read the index of the checkpoint `folder`, with the run's identity in this version's form.
 
-    names: tensors whose entries are parsed, if the file has them; None: all. Raises KieloError with the file
-    if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of another version.
+    `names` are the tensors whose entries are parsed, None for all. Raise KieloError if the file is missing or
+    not a sound index, FaultyCheckpoint if it is unreadable or of another version.
     """
     path = Path(folder) / INDEX_NAME
     try:

@@ -31,7 +31,7 @@ _MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the chronicle. rows: as many cells of text as `header`."""
+    """A table of the chronicle. Each row has as many cells of text as `header`."""
 
     title: str
     header: tuple[str, ...]

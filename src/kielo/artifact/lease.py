@@ -208,7 +208,7 @@ class _Seen:
     modified_ns: int
 
     def holder(self) -> Holder | None:
-        """Return the holder; None while it is still writing, or if the file was cut."""
+        """Return the holder, or None if the file is incomplete."""
         try:
             content = json.loads(self.text)
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})

@@ -70,7 +70,7 @@ def read_lines(
 ) -> Iterator[tuple[int, bytes | None]]:
     """Yield (line number from 1, UTF-8 without the line end) of a plain or compressed file.
 
-    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` is None, and never in memory completely.
+    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` is None and never completely in memory.
     A byte-order mark is not part of a line, and text with a mark of UTF-16 or UTF-32 is read as such.
     encoding: the file's; None: from its bytes, else UTF-8. Raises KieloError for a damaged or cut compressed
     file, and OtherEncoding if the bytes show another encoding or are invalid in `encoding`.

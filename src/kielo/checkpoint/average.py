@@ -1,6 +1,6 @@
 """The average of several checkpoints of one run: a checkpoint of its own, without optimiser state.
 
-It often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
+It often scores better than each checkpoint (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
 """
 
 import os

@@ -99,7 +99,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Save:
-    """The content of one save. kept_step, keep_all: see `Checkpointer.save`.
+    """The content of one save. `Checkpointer.save` explains kept_step and keep_all.
 
     tensors: name → live tensor, whose values change meanwhile: only its layout is read. copies: name → values
     of this rank's shard. device: the current GPU of the training thread, None for no GPU.
@@ -190,7 +190,7 @@ def describe_files(
     records: list[dict[str, CheckpointFile]],
     began: float,
 ) -> None:
-    """Write index and manifest beside the files of all ranks. records: of each rank's files."""
+    """Write index and manifest beside the files of all ranks. `records` describes each rank's files."""
     files = {name: record for of_rank in records for name, record in of_rank.items()}
     files[INDEX_NAME] = write_index(partial, index, whole.entries)
     write_checkpoint_manifest(partial, index, files, whole.tensor_bytes, time.monotonic() - began)

@@ -81,7 +81,7 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
-    """Return the ranks to rehearse: of a stage the first rank."""
+    """Return the ranks to rehearse, the first rank of each stage."""
     layout = resolved.placement.layout
     if all_stages:
         return [rank_of_stage(layout, number) for number in range(layout.pipeline)]

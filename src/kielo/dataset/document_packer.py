@@ -35,7 +35,7 @@ TOO_LONG = "too_long_conversations"  # in the counts of a source that has any
 
 @dataclass(frozen=True)
 class DocumentBatch:
-    """Lines of a file of documents. first: number of the first line, from 0. is_last: of the file."""
+    """Lines of a file of documents. `first` is the first line's number, from 0. The last batch `is_last`."""
 
     path: Path
     first: int

@@ -16,7 +16,7 @@ from kielo.tokenizer.load import vocabulary_size
 
 @dataclass(frozen=True)
 class TokenShare:
-    """A token of an answer. probability: before temperature and top-k. others: the two likeliest others."""
+    """A token of an answer, its probability before temperature and top-k, and the two likeliest others."""
 
     text: str
     probability: float
@@ -25,7 +25,7 @@ class TokenShare:
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt and its answer. shares: of each token, with the token that ended the answer."""
+    """A prompt and its answer. `shares` has each token of the answer and the token that ended it."""
 
     prompt: str
     answer: str
@@ -34,9 +34,9 @@ class Turn:
 
 
 class Chat:
-    """Turns with one model: by its chat template, or as one text that both continue.
+    """Turns with one model: by its chat template, or as one text that user and model continue.
 
-    is_plain: no template even if the tokenizer has a chat template.
+    With `is_plain` the tokenizer's chat template is not used.
     """
 
     def __init__(self, folder: Path, is_plain: bool = False) -> None:

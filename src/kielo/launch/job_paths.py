@@ -34,7 +34,7 @@ class JobPath:
 
 
 def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
-    """Return what the jobs read and write, each path once. packs: without the node's own folder."""
+    """Return each path that the jobs read or write once. `packs` leaves out the node's own folder."""
     of_node = JobPath(plan.jobs_of_site.node_folder, WRITES, "caches, on each node")
     return [*_shared(plan, packs), *([] if packs else [of_node])]
 

@@ -140,7 +140,7 @@ def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None, jobs: int) 
 
 
 def best_layouts(run: RunToPlan, nodes: int) -> list[PlannedLayout]:
-    """Return the fastest layouts by plan: of different axes first, then others of the same axes."""
+    """Return the fastest layouts of the plan: different axes first, then further layouts of these axes."""
     found = search(run, [nodes])
     ranked = found.ranked.get(nodes, [])
     if not ranked:

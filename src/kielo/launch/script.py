@@ -83,7 +83,7 @@ def _submission(
 
 
 def environment_script(plan: JobPlan) -> str:
-    """Return environment.sh: what each rank has in its environment, and the commands that it starts."""
+    """Return environment.sh: each rank's environment variables, and the commands that it starts."""
     of_site = plan.jobs_of_site
     lines = [
         comment(f"Environment of every rank on {plan.site.name}; rank.sh reads it."),

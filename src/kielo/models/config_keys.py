@@ -248,8 +248,8 @@ class Windows(Entry):
 class Rope(Entry):
     """RoPE's base and scaling, the same in all layers. Exports have the spelling of transformers 4.
 
-    theta, default: key of the base in config.json, and its default. rotary_pct: default of the key of that
-    name, for families that rotate a share of each head.
+    `theta` is the base's key in config.json, `default` its default. `rotary_pct` is the default of
+    config.json's rotary_pct, in families that rotate a share of each head.
     """
 
     def __init__(

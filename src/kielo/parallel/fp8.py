@@ -118,9 +118,9 @@ def scale_weights(model: nn.Module) -> None:
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     """Make forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
 
-    The head's products, too. It is for comparing gradients of the same batch, not for training: compiled
+    The head's products do too. Use it to compare gradients of the same batch, not for training: compiled
     layers run uncompiled, and weights that FSDP gathers in FP8 are gathered again for each product. Enter and
-    leave it between steps.
+    leave between steps.
     """
     linears = _fp8_linears(model)
     if not linears:

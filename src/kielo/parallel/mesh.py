@@ -120,7 +120,7 @@ def _whole_world() -> dist.ProcessGroup:
 
 
 def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
-    """Return the groups in which all ranks begin the same collectives, and no messages between two ranks."""
+    """Return the groups in which all ranks begin the same collectives but no messages between two ranks."""
     pipeline = mesh["pipeline"].get_group() if mesh["pipeline"].size() > 1 else None
     return [group for group in communicators(mesh) if group is not pipeline]
 

@@ -112,7 +112,7 @@ def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
 
 
 def needed_now(ctx: Any) -> tuple[bool, ...]:
-    """Return which gradients this pass asks for. ctx.are_tensors: which of the inputs are tensors.
+    """Return which gradients this pass asks for. `ctx.are_tensors` marks the inputs that are tensors.
 
     A schedule that splits the backward runs the node twice, for its input and then for its weights, but
     `ctx.needs_input_grad` is True for both each time.

@@ -85,7 +85,7 @@ pipeline_exposed step_seconds latency_seconds tensor_launch network node"""
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
     """Measure the machine of the runs with these metrics.jsonl. Raises KieloError for short or mixed runs.
 
-    site: default, for GPUs the first cluster card that has them, for processors one node.
+    `site` defaults to the first cluster card with these GPUs, or to one node for processors.
     """
     runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:

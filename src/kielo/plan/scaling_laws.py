@@ -122,7 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """rows: from the law's own best to the recipe. complaints: what training would refuse."""
+    """Rows from the law's own best to the recipe, and the complaints for which training would refuse it."""
 
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]

@@ -43,7 +43,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Choice:
-    """Cost of a vocabulary: of the text, and of learning the new rows with the body frozen."""
+    """Cost of a vocabulary: training on the text, and learning the new rows with the body frozen."""
 
     vocabulary: Vocabulary
     parameters: int
@@ -85,7 +85,7 @@ def embedding_share(model: CompleteModel, size: int) -> float:
 
 
 class Pricing:
-    """Costs for a complete model, trained like the recipe's longest phase. nodes: None for FLOPs alone."""
+    """Costs for a complete model, trained like the recipe's longest phase. Without `nodes` they are FLOPs."""
 
     def __init__(self, recipe: Recipe, model: CompleteModel, nodes: int | None):
         usual = max(full_phases(recipe), key=lambda phase: phase.tokens)
@@ -101,8 +101,8 @@ class Pricing:
     def choice(self, of: Vocabulary, text_bytes: float, relearn_tokens: int | None = None) -> Choice:
         """Compute the costs of a text of `text_bytes`. Raises KieloError if no layout runs on the nodes.
 
-        relearn_tokens: default, the tokens of the recipe's phases with a frozen body, else
-        `TOKENS_PER_NEW_ROW` each.
+        `relearn_tokens` defaults to the tokens of the recipe's frozen phases. Without such phases it is
+        `TOKENS_PER_NEW_ROW` for each new row.
         """
         model = self._model.model_copy(update={"vocab_size": of.size})
         tokens = round(text_bytes / of.bytes_per_token)

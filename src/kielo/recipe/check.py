@@ -63,7 +63,7 @@ Found = Iterator[tuple[tuple[str, ...], str]]
 
 
 def _plain_names(recipe: Recipe) -> Found:
-    """A line break in a path would become a line of a job's script."""
+    """Refuse line breaks in a path, which would become lines of a job's script."""
     for key, text in strings(recipe.model_dump(exclude_defaults=True)):
         if CONTROL.search(text) and key.rpartition(".")[2].partition("[")[0] not in _TEXTS:
             message = f"{key} = {text!r} has a line break or another control character. Fix: remove it"

@@ -25,8 +25,8 @@ class LearningRate:
 class FullPhase:
     """A complete phase. `number` counts from 1.
 
-    `micro_batch_sequences`: None if Kielo chooses. `learning_rate`: the segment that begins with the phase,
-    None if the segment before continues. `max_gradient_norm`: None for [train]'s. `trainable`: () for all
+    `micro_batch_sequences` is None if Kielo chooses. `learning_rate`: the segment that begins with the phase,
+    None if the segment before continues. `max_gradient_norm` is None for [train]'s, `trainable` () for all
     modules.
     """
 

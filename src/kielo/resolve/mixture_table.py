@@ -67,7 +67,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A source in a phase. share: of each step's sequences. sequences_per_step: in the phase's full steps."""
+    """A source in a phase, its share of a step's sequences, and their number in the phase's full steps."""
 
     phase: int
     source: str
@@ -79,7 +79,7 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class MixtureTable:
-    """The table. origin: the counted or estimated text. complaints: of `kielo train`, about the text.
+    """The table. `origin` is the counted or estimated text. `complaints` are `kielo train`'s about the text.
 
     packing: result of best-fit packing for each source; () before the pack stage, and for one stream.
     """

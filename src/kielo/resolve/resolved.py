@@ -55,8 +55,8 @@ class PlannedPhase(_Frozen):
 
     `number` is the recipe's phase. Entries of a batch ramp share it and their order of the data, which begins
     at `order_first_sample` with `offsets` tokens drawn from each source before, the filling of best-fit
-    packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for `train`'s.
-    `trainable`: () for all modules.
+    packed sequences included. `mixture`: source → weight. `max_gradient_norm` is None for `train`'s,
+    `trainable` () for all modules.
     """
 
     number: PositiveInt

@@ -119,7 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
         options: LossOptions,
         *head: Tensor | None,
     ) -> Tensor:
-        """Compute the loss. head: weight_vd, and bias_v or None."""
+        """Compute the loss. `head` is weight_vd, and bias_v or None."""
         weight_vd, bias_v = head
         if weight_vd is None:
             raise ValueError("a head has a weight")
@@ -260,8 +260,8 @@ def _chunk_over_ranks(
 class _Sums(NamedTuple):
     """Numbers of a chunk's softmax over ranks.
 
-    own_maxima_c: this rank's largest logits. all_t3c: of each rank the largest logit, the sum of exponentials
-    and the target's logit. exponentials_cv: exp(logit − own maximum) in fp32, or None in compiled code.
+    own_maxima_c: this rank's largest logits. all_t3c: each rank's largest logit, sum of exponentials and
+    target's logit. exponentials_cv: exp(logit − own maximum) in fp32, or None in compiled code.
     """
 
     own_maxima_c: Tensor

@@ -177,7 +177,7 @@ class WatchedStep:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
-        """Build the parts. watch: None to run the step without a watch, on ranks that exist."""
+        """Build the parts. Without a `watch` the step runs unwatched, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)

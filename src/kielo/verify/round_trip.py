@@ -39,7 +39,7 @@ class StoredFacts(TypedDict):
 
 
 class RoundTrip(TypedDict):
-    """The result of a round trip. tensors: of the source, by name. differences: of the export."""
+    """The result of a round trip: the source's tensors by name, and the export's differences."""
 
     source: str
     passed: bool

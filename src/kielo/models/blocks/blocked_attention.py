@@ -27,7 +27,7 @@ class Tables(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The changes of scores and weights. scale: factor of q·k. tables: of relative positions.
+    """The changes of scores and weights. `scale` is the factor of q·k. `tables` are of relative positions.
 
     visible: [b or 1, 1, q, n], True for keys that are seen, None for all. noise: drops weights.
     """

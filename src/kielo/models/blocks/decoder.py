@@ -31,9 +31,9 @@ class LayerKind:
 class DecoderOptions:
     """Options of a model: positions, embeddings, and the parts of encoders.
 
-    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: rows of an embedding of
-    positions; row `first_position` is position 0. needs_distance: ALiBi. embed_scale multiplies embeddings,
-    embed_norm norms them. transform: of hidden states after the last norm.
+    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: the number of rows of an
+    embedding of positions. Row `first_position` is position 0. needs_distance: True for ALiBi. embed_scale
+    multiplies embeddings, embed_norm norms them. transform: the layer of hidden states after the last norm.
     """
 
     rope: RotaryEmbedding | None = None
@@ -207,7 +207,7 @@ class PreNormLayer(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fill a whole model on one device. `parallel` fills a sharded model with the same values."""
+    """Fill a whole model on one device. `kielo.parallel` gives a sharded model the same values."""
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

@@ -89,8 +89,8 @@ def seeded_normal(
 ) -> Tensor:
     """Return normal numbers around 0 for a box of the parameter `name` of this whole shape.
 
-    rows: number of rows with numbers, None for all; rows after them are padding, 0. cutoff: as in `Normal`.
-    box: None for the whole. For each contiguous run at most 14 numbers more than its elements are drawn.
+    Only the first `rows` have numbers (None: all). Later rows are padding, 0. `cutoff` is `Normal`'s. A `box`
+    of None is the whole. Each contiguous run draws at most 14 numbers more than its elements.
     """
     box = _whole(shape) if box is None else box
     values = np.zeros(_sizes(box), dtype=np.float32)

@@ -83,7 +83,7 @@ class LtgBert(Decoder):
         """Return the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
         In documents with negative numbers each token sees only itself and the tokens before it (GPT-BERT,
-        Charpentier and Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences (`resolve/rules.py`).
+        Charpentier and Samuel 2024, arXiv:2410.24159). Sequences are whole (`resolve/rules.py`).
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         mask = self.make_relative_mask(documents_bs, length, tokens_bs.device)

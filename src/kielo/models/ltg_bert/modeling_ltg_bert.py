@@ -105,8 +105,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's addition [b, s, d], and attention's weights [b, h, q, n].
 
-        positions: [r, d]. rows: of each distance, [q, n]. hidden_keys: True for pairs that are not seen,
-        broadcast to [b, h, q, n].
+        `positions` is [r, d], and `rows` [q, n] has the row of each distance. `hidden_keys`, broadcast to [b,
+        h, q, n], is True for pairs that are not seen.
         """
         x = self.pre_layer_norm(x)
         q, k = (self._in_heads(part) for part in self.in_proj_qk(x).chunk(2, dim=-1))
