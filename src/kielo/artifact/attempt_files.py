@@ -118,7 +118,7 @@ class Change(JsonObject):
 
 
 class Beginning(JsonObject):
-    """The beginning of an attempt. A killed attempt has no `End`: this has its last signs of life."""
+    """The beginning of an attempt. It has the last signs of the attempt before, perhaps without `End`."""
 
     began_at: str
     """Date and time in UTC, ISO 8601, to the second."""

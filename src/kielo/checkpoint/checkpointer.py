@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Checkpointer:
     """The checkpoints in `folder`. All ranks of `group` call each method together and agree on the outcome.
 
-    `group` is a CPU group (gloo) for the collectives of the writing thread. Checkpoints of multiples of
+    `group` is a CPU group (gloo) for collectives of a thread beside the training. Checkpoints of multiples of
     `keep_every_steps` stay whatever `keep_newest` says (0: none). Rank 0 calls on_alert(step, message),
     mostly in the writing thread, and `permit` before a save and before its publication. A KieloError of
     `permit` refuses the save (another job has taken the folder). `warnings` lists the checkpoints that the

@@ -68,7 +68,7 @@ class FoundCopy:
 
 
 class NodeMemory:
-    """The copies of a run on this node, whose first rank is `first_rank`. All nodes share `folder`."""
+    """The copies of a run on this node, whose first rank is `first_rank`. `folder` is for all nodes."""
 
     def __init__(self, checkpoints: Path, first_rank: int):
         name = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:16]

@@ -84,14 +84,14 @@ class JobPlan:
 
     @property
     def image(self) -> str:
-        """Return the container's image, or "" without a container."""
+        """The container's image, or "" for none."""
         if self.wishes.image is None:
             return self.jobs_of_site.image if self.made is None else self.made.image
         return "" if self.wishes.image == "none" else self.wishes.image
 
     @property
     def venv(self) -> str:
-        """Return the virtual environment's path as ranks see it, or ""."""
+        """The virtual environment as ranks see it, or "" for none."""
         if self.wishes.venv is not None:
             return str(Path(self.wishes.venv).absolute())
         return self.made.venv if self.made else ""

@@ -35,7 +35,7 @@ class OtherParameters(NamedTuple):
     """Numbers of parameters of a complete model besides the matrices of layers and vocabulary.
 
     `norms` are in all norms of a layer. `output` multiply a token after the layers, `input` multiply no
-    token. has_output_bias: attention's output has a bias. None: it has one if attention's inputs have one.
+    token. has_output_bias: attention's output has a bias. None: as `attention_bias`.
     """
 
     norms: int

@@ -56,7 +56,8 @@ class Pipeline:
 
 
 class Passes(NamedTuple):
-    """Seconds of a micro-batch. `again` are the recomputation's. `exposed` are a hop's seconds that block."""
+    """Seconds of a micro-batch. `again` is repeated forward work. `exposed` are seconds of a hop that block.
+    """
 
     layer: float
     head: float

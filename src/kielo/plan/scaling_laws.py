@@ -122,7 +122,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Rows from the law's own best to the recipe, and the complaints for which training would refuse it."""
+    """Rows from the law's own best to the recipe, sentences, and complaints with which training refuses it.
+    """
 
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]

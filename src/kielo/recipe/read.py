@@ -300,8 +300,7 @@ def _on_quotes(text: str) -> str:
 def _replace_shape(given: Iterable[str], below: TomlTable, origins: dict[str, str] | None = None) -> None:
     """Remove the model's shape from `below` if `given` asks for a size, and a size if it has a shape.
 
-    `origins` has the origins of `below`'s values. Values of --set stay: a shape and a size by --set are
-    refused.
+    `origins` are of `below`'s values. Values of --set stay, so a shape and a size by --set are refused.
     """
     model, shape = below.get("model"), {f"model.{key}" for key in SHAPE_KEYS}
     if not isinstance(model, dict):

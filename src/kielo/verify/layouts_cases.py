@@ -45,7 +45,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Return the case's distinctions in short: `shard2-tensor2-zero3-full-micro2-tied`."""
+        """The case's distinctions in short: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
         terms = {
             "one_rank": self.ranks == 1,

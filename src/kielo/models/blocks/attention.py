@@ -27,7 +27,7 @@ class Mask:
     """An attention mask: the keys that each query attends to.
 
     visible: [b or 1, 1, q, n] bool, None for plain attention, without O(s²) memory. Every query sees itself.
-    distance: query position - key position [q, n], for ALiBi. blocks: FlexAttention's mask on a GPU, replaces
+    distance: query position - key position [q, n], for ALiBi. blocks: FlexAttention's on a GPU, in place of
     both. positions: the queries' with blocks, None for whole sequences. is_causal: for plain attention.
     """
 

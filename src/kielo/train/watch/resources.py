@@ -37,7 +37,7 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Return the memory of the node or the job's cgroup, if that has less left. `root` has /proc and /sys."""
+    """Return the memory of the node or the job's cgroup, whichever has less left. `root` has /proc, /sys."""
     found = [*_of_node(root), *_of_groups(root)]
     return min(found, key=lambda memory: memory.available, default=None)
 
