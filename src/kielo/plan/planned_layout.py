@@ -56,8 +56,7 @@ class Pipeline:
 
 
 class Passes(NamedTuple):
-    """Seconds of a micro-batch. `again` is repeated forward work. `exposed` are seconds of a hop that block.
-    """
+    """Seconds of a micro-batch. `again` is repeated forward work. A hop blocks for `exposed` seconds."""
 
     layer: float
     head: float

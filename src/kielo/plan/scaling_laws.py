@@ -122,8 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Rows from the law's own best to the recipe, sentences, and complaints with which training refuses it.
-    """
+    """Rows from the law's own best to the recipe, sentences, and complaints for which training refuses."""
 
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]

@@ -34,13 +34,13 @@ class LossOptions:
     """Options of `chunked_loss`.
 
     z_loss: the weight of log² Z, which keeps logits from drifting (PaLM, Chowdhery et al. 2022,
-    arXiv:2204.02311, section 5). log Z is the log of the softmax's sum. chunk_tokens: at most `chunk_tokens`
-    × v logits exist at one time. group: the tensor axis if it has more than one rank, with a part of the
-    head's rows on each. vocab_size: the number of tokens, None for one token a row. Further rows (over all
-    ranks) are padding, without a share in log Z and with a gradient of exactly 0. A label that is padding
-    makes the loss infinite. softcap: logits first become cap × tanh(logit / cap), in their own precision as
-    in Hugging Face's Gemma (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). fp8: logits and the
-    gradient to hidden states are FP8 products.
+    arXiv:2204.02311, section 5). log Z is the log of the softmax's sum. At most `chunk_tokens` × v logits
+    exist at one time. group: the tensor axis if it has more than one rank, with a part of the head's rows on
+    each. vocab_size: the number of tokens, None for one token a row. Further rows (over all ranks) are
+    padding, without a share in log Z and with a gradient of exactly 0. A label that is padding makes the loss
+    infinite. softcap: logits first become cap × tanh(logit / cap), in their own precision as in Hugging
+    Face's Gemma (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). fp8: logits and the gradient to
+    hidden states are FP8 products.
 
     keeps_gradients: the loss can be differentiated several times, always by the same factor, for pipeline
     schedules that split the backward. compiles: torch.compile fuses the operations on a chunk's logits, which
