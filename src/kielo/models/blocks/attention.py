@@ -28,8 +28,7 @@ class Mask:
 
     visible: [b or 1, 1, q, n] bool, None for plain attention, without O(s²) memory. Every query sees itself.
     distance: query position - key position [q, n], for ALiBi. blocks: FlexAttention's on a GPU, in place of
-    both. positions: the queries' with blocks, None for whole sequences. is_causal: True for causal plain
-    attention.
+    both. positions: the queries' with blocks, None for whole sequences. is_causal: causal plain attention.
     """
 
     visible: Tensor | None
