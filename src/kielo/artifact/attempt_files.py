@@ -171,7 +171,7 @@ def read_attempts(folder: Path) -> list[Beginning | End]:
 
 
 def read_lines(path: Path) -> list[JsonTable]:
-    """Return the JSON objects of a file of lines, none without a file; half a line is skipped."""
+    """Return the JSON objects of a file of lines, none without a file. Half a line is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -152,17 +152,17 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
 
 
 def read_state(folder: Path) -> PlainState:
-    """Read the JSON state of the checkpoint `folder`; errors as in `read_index`."""
+    """Read the JSON state of the checkpoint `folder`. Raise as `read_index` does."""
     return read_index(folder, names=()).plain
 
 
 def read_plain(folder: Path) -> JsonTable:
-    """Read the JSON state of the checkpoint `folder` as it is stored; errors as in `read_index`."""
+    """Read the JSON state of the checkpoint `folder` as it is stored. Raise as `read_index` does."""
     return read_state(folder).content()
 
 
 def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> CheckpointFile:
-    """Write `index.json` to the disk; return its manifest record. entries: tensor → its `entry_json`."""
+    """Write `index.json` to the disk. Return its manifest record. entries: tensor → its `entry_json`."""
     head = {
         "version": VERSION,
         "save_id": index.save_id,

@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """Return its seconds until it was last seen; 0 if not known."""
+        """Return its seconds until it was last seen, or 0 if not known."""
         return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
 
 

@@ -91,7 +91,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """Return the folder's manifest; None if the stage is not finished. KieloError for a wrong key."""
+    """Return the folder's manifest, or None if the stage is not finished. KieloError for a wrong key."""
     path = Path(folder) / MANIFEST_NAME
     try:
         return Manifest.model_validate_json(path.read_bytes())

@@ -99,7 +99,7 @@ class TokenFile(JsonObject):
 
 
 class DocumentIndex(ABC):
-    """The documents of a file, by their first tokens; the index is not held in memory."""
+    """The documents of a file, by their first tokens. The index is not held in memory."""
 
     num_documents: int
 

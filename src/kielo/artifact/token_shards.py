@@ -331,5 +331,5 @@ class TokenShard:
 
 
 def _beside(prefix: Path, suffix: str) -> Path:
-    """Return PREFIX + suffix; `with_suffix` would cut a prefix with a dot."""
+    """Return PREFIX + suffix. `with_suffix` would cut a prefix with a dot."""
     return prefix.with_name(prefix.name + suffix)

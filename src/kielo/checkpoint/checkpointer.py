@@ -84,12 +84,12 @@ class Checkpointer:
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
-        """Begin to write `step_{step:08d}`, after the save under way; return when the tensors may change.
+        """Begin to write `step_{step:08d}`, after the save under way. Return when the tensors may change.
 
         tensors: name → Tensor (equal on all ranks) or DTensor. plain: rank 0's is kept. After publication
         older checkpoints are pruned, except the newest up to `kept_step`. None is pruned if `keep_all` says
         why (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing,
-        touches no earlier checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every
+        touches no earlier checkpoint and calls `on_alert`. Only `settle` raises. Raise KieloError on every
         rank if the save is not permitted.
         """
         self._wait()
@@ -98,14 +98,14 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._saver.write, save)
 
     def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
-        """Begin to copy the state to the nodes' memory; return as `save` does. A failed copy is an alert."""
+        """Begin to copy the state to the nodes' memory. Return as `save` does. A failed copy is an alert."""
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
         self._wait()
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
-        """Wait for the save under way; return the newest checkpoint published here (or `go_back_to`'s).
+        """Wait for the save under way. Return the newest checkpoint published here (or `go_back_to`'s).
 
         Copies in memory are removed. Raise KieloError on every rank if the last save failed.
         """
@@ -192,7 +192,7 @@ class Checkpointer:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
-        """Fill all `tensors` in place, or none (KieloError); return the checkpoint's plain state."""
+        """Fill all `tensors` in place, or none (KieloError). Return the checkpoint's plain state."""
         self._wait()
         path = Path(path)
         self._verification.require(path)

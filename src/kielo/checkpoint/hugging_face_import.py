@@ -231,7 +231,7 @@ def _fill(
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> set[str]:
-    """Fill this rank's shards; return the names of tensors that are not finite in the part read here."""
+    """Fill this rank's shards. Return the names of tensors that are not finite in the part read here."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     buffers = ReadBuffers()
@@ -262,7 +262,7 @@ def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    """Return a sentence on the first of the tensors; its file is read again for the count."""
+    """Return a sentence on the first of the tensors. Its file is read again for the count."""
     path, stored = found[names[0]]
     num_bad = 0
     with TensorFile(path, {}) as file:

@@ -45,7 +45,7 @@ class CopyName:
 
     @classmethod
     def parse(cls, text: str) -> "CopyName | None":
-        """Return the name that a folder has; None for any other folder."""
+        """Return the name that a folder has, or None for any other folder."""
         parts = text.split(".")
         step = step_of(Path(parts[0]))
         return None if step is None or len(parts) != 3 or parts[2] == "partial" else cls(step, *parts[1:])

@@ -20,7 +20,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """The link to `node` from the node before it; seconds per byte, and seconds of the median link."""
+    """The link to `node` from the node before it, its seconds per byte, and the median link's."""
 
     node: int
     seconds: float

@@ -48,7 +48,7 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
 
 
 def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
-    """Return the settings that a checkpoint keeps, or an older one's weights have; {} without weights."""
+    """Return the settings that a checkpoint keeps, or an older one's weights have, or {} without weights."""
     kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:
         folder = weights_here(weights)

@@ -261,7 +261,7 @@ def _shape(size: int, model_type: str) -> CompleteModel:
 
 
 def _budget(given: str, size: int, site: Cluster) -> int | None:
-    """Return tokens; None for an empty answer."""
+    """Return tokens, or None for an empty answer."""
     if not given.strip():
         return None
     try:

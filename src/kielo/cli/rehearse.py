@@ -66,7 +66,7 @@ def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
 
 
 def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
-    """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text; return all three."""
+    """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text. Return all three."""
     recipe, lines = read_idea(options, cluster=options.cluster)
     for line in lines:
         print_text(line, sys.stderr)

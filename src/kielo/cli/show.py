@@ -120,7 +120,7 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
 
 
 def _short_json(value: Any) -> str:
-    """Return the value as JSON; tables of a list without their empty keys."""
+    """Return the value as JSON, tables of a list without their empty keys."""
     if isinstance(value, list):
         value = [
             {key: one for key, one in entry.items() if one not in (None, "", [])}

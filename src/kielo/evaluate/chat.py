@@ -52,7 +52,7 @@ class Chat:
         return self._template is not None
 
     def answer(self, prompt: str, sampling: Sampling, prints: bool = True) -> Turn:
-        """Answer the prompt after the turns before it; print the answer while it grows, and add the turn.
+        """Answer the prompt after the turns before it. Print the answer while it grows, and add the turn.
 
         Turns that the model's context cannot contain are left out, the oldest first. Ctrl-C ends the answer,
         not the program. Raises KieloError for a prompt that is longer than the context.
@@ -103,7 +103,7 @@ class _Recorder(Printer):
         self.shares: list[TokenShare] = []
 
     def watch(self, ids: Tensor, logits: Tensor) -> Tensor:
-        """Keep the probabilities of the next token [vocab]; return the logits as they are."""
+        """Keep the probabilities of the next token [vocab]. Return the logits as they are."""
         self._probabilities = torch.softmax(logits[0].float(), dim=-1)
         return logits
 

@@ -114,7 +114,7 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
 
 
 def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
-    """Yield the Python of the ranks and its packages; a squashed environment as its one file."""
+    """Yield the Python of the ranks and its packages, a squashed environment as its one file."""
     if plan.image:
         yield _read(Path(plan.image), "the container's image")
     if plan.made is not None and plan.made.squash:

@@ -93,7 +93,7 @@ def state(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class RungPlan:
-    """One layout on one number of nodes; `planned` is None if no card has the devices' speed."""
+    """One layout on one number of nodes. `planned` is None if no card has the devices' speed."""
 
     plan: JobPlan
     planned: PlannedLayout | None
@@ -103,7 +103,7 @@ class RungPlan:
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """The rungs on one number of nodes; `job` runs `to_run`, which are not measured yet."""
+    """The rungs on one number of nodes. `job` runs `to_run`, which are not measured yet."""
 
     nodes: int
     rungs: list[RungPlan]
@@ -246,7 +246,7 @@ def _outcome(rung: Path) -> dict[str, MeasuredSpeed | str | None]:
 
 
 def waiting_job(above: Path, scheduler: str) -> str:
-    """Return a job of the ladder's `above`, NODES_nodes, that the scheduler still has; "" for none."""
+    """Return a job of the ladder's `above`, NODES_nodes, that the scheduler still has, or "" for none."""
     ids = [job for file in sorted(above.glob("job_*/chain/jobs")) for job in job_ids(file)]
     return next(iter(states(scheduler, ids) or {}), "")
 

@@ -136,7 +136,7 @@ def _about(plan: JobPlan) -> list[str]:
 
 
 def _container(plan: JobPlan, packs: bool = False) -> list[str]:
-    """Return the command in which Kielo starts, with the paths that it sees; [] without a container."""
+    """Return the command in which Kielo starts, with the paths that it sees, or [] without a container."""
     if not plan.image:
         return []
     return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan, packs)), plan.image]

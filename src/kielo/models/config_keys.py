@@ -221,7 +221,7 @@ class NoWindows(Entry):
 
 
 class Windows(Entry):
-    """layer_types and sliding_window; every `full_every`-th layer (keys: `pattern`) has no window."""
+    """layer_types and sliding_window. Every `full_every`-th layer (keys: `pattern`) has no window."""
 
     ours = ("sliding_window", "layer_types")
 
@@ -289,7 +289,7 @@ class Rope(Entry):
 class RopeByKind(Entry):
     """RoPE with a base of its own in windowed layers, or one base and a scaling of full layers only.
 
-    transformers 5 writes `rope_parameters` with a table for each kind of layer; transformers 4 writes the
+    transformers 5 writes `rope_parameters` with a table for each kind of layer, transformers 4 the
     `rope_scaling` of full layers and a key for each base. theta, windowed: (key, default) of each base, or no
     default if versions of transformers differ in it.
     """

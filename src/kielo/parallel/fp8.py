@@ -157,7 +157,7 @@ def _multiply_wide(linear: nn.Linear, shard: Tensor | None, mesh: Mesh, x: Tenso
 
 
 class _WideWeight(torch.autograd.Function):
-    """Gather a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
+    """Gather a weight in its compute dtype, before it is rounded to FP8. The gradient is the weight's."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shard: Tensor, axis: DeviceMesh) -> Tensor:

@@ -274,7 +274,7 @@ def fit_drawn_to_priors(
 
     Minimise the squares of `errors` [n] × `weights` (pseudo-Huber beyond `_BEND`, Charbonnier et al. 1997, so
     that a wrong row does not pull the fit), and of the distance from `mean` by `spread`: standard deviations
-    [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends on; parameters that
+    [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends on. Parameters that
     share no error are moved at once. Raises KieloError without scipy.
     """
     try:

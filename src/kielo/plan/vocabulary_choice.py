@@ -145,13 +145,13 @@ class Advice:
         return cheapest if cheapest.cost <= (1 - _LEAST_SAVING) * kept.cost else kept
 
     def pays_from_bytes(self, choice: Choice) -> float | None:
-        """Return the bytes of text from which a choice costs less than keeping; None for never."""
+        """Return the bytes of text from which a choice costs less than keeping, or None for never."""
         gain = (self.choices[0].text_cost - choice.text_cost) / self.text_bytes
         return None if gain <= 0 else choice.relearn_cost / gain
 
 
 def recipe_tokens(recipe: Recipe) -> int | None:
-    """Return the tokens on which a recipe trains the whole model; None if they follow from its text."""
+    """Return the tokens on which a recipe trains the whole model, or None if they follow from its text."""
     if not recipe.phases and recipe.train.tokens is None:
         return None
     return _tokens(recipe, is_frozen=False)

@@ -154,7 +154,7 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
 
 
 def _languages_of_source(recipe: Recipe, source: Source) -> Found:
-    """Yield complaints about the source's own languages; `_names` checks the recipe's."""
+    """Yield complaints about the source's own languages. `_names` checks the recipe's."""
     identifier = recipe.corpus.language_identifier
     for code in languages_of(recipe, source) if source.language else ():
         if code not in languages():

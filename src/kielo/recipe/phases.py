@@ -100,7 +100,7 @@ def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, 
 
 
 def steps_of_run(recipe: Recipe) -> int | None:
-    """Return the number of steps; None if it follows from the text."""
+    """Return the number of steps, or None if it follows from the text."""
     if recipe.train.tokens is None and not recipe.phases:
         return None
     ramp = recipe.train.batch_ramp

@@ -26,7 +26,7 @@ _DRIVER_SHARE = 0.99 * 2**30 / 1e9
 
 
 def usable_bytes(card: Accelerator) -> float | None:
-    """Return the bytes that torch can reserve on a device; None if its card has no memory."""
+    """Return the bytes that torch can reserve on a device, or None if its card has no memory."""
     if card.memory_bytes is None:
         return None
     return float(card.given_bytes or card.memory_bytes * _DRIVER_SHARE) - card.context_bytes

@@ -605,7 +605,7 @@ def repeats_of_sources(case: StepCase) -> Complaints:
 
 
 def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> str:
-    """Return a weight that makes the share of `name` `factor` times as large; "" if it is the only source."""
+    """Return a weight that makes the share of `name` `factor` times as large, "" if it is the only source."""
     others = sum(weight for source, weight in mixture.items() if source != name)
     if not others:
         return ""

@@ -72,7 +72,7 @@ def tokens_per_document(counts: Mapping[str, tuple[int, int | None]]) -> dict[st
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
-    """Return length → source → packed sequences of an epoch; {} if the recipe has one stream.
+    """Return length → source → packed sequences of an epoch, or {} if the recipe has one stream.
 
     Raises KieloError if the documents are not packed, or not into sequences of the recipe's lengths.
     """

@@ -68,7 +68,7 @@ def is_done(recipe: Recipe, ranks: int) -> bool:
 
 
 def done_before(recipe: Recipe, ranks: int) -> Outcome | None:
-    """Return the outcome of a finished run, noted as this attempt's outcome; None if torch has to look."""
+    """Return the outcome of a finished run, noted as this attempt's outcome, or None if torch has to look."""
     resolved = _finished(recipe, ranks)
     return None if resolved is None else nothing_to_do(resolved)
 
@@ -154,7 +154,7 @@ def device_name(device: str) -> str | None:
 
 
 def resolve_here(recipe: Recipe, ranks: int) -> tuple[Resolved, str]:
-    """Resolve the recipe on this machine's devices; return it and the reason for its precision."""
+    """Resolve the recipe on this machine's devices. Return it and the reason for its precision."""
     folder, device = run_folder(recipe), this_device()
     software = installed(device)
     missing = software.missing_compiler

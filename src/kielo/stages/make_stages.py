@@ -224,7 +224,7 @@ def _check_before(invocation: Invocation, chosen: Sequence[str]) -> None:
 
 
 def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
-    """Return the ranks, device and software of the training; () if it ended before, or without torch.
+    """Return the ranks, device and software of the training, or () if it ended before, or without torch.
 
     Only torch knows the devices. A finished run does not wait for its import.
     """

@@ -77,7 +77,7 @@ class Callback:
             self._end_if_stalled()
 
     def close(self) -> None:
-        """Wait for the calls that are left; a call that takes too long is given up."""
+        """Wait for the calls that are left. A call that takes too long is given up."""
         if self._thread is None or not self._is_on:
             return
         self._rows.put(None)

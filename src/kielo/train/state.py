@@ -42,7 +42,7 @@ class PrecisionSince(NamedTuple):
 
 
 class TrainedSince(NamedTuple):
-    """`modules` are trained from the optimiser update after `updates`; an empty tuple means all modules."""
+    """`modules` are trained from the optimiser update after `updates`. An empty tuple means all modules."""
 
     updates: int
     modules: tuple[str, ...]

@@ -51,7 +51,7 @@ TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with i
 def rounding_differences(
     begin: Callable[[], tuple[HuggingFaceSide, Feed]], losses: Sequence[float]
 ) -> list[float]:
-    """Train transformers from nudged weights; return its largest relative difference up to each step.
+    """Train transformers from nudged weights. Return its largest relative difference up to each step.
 
     `begin` builds the side and its feed as they were before the first step. `losses` are nats per token of
     each step without a nudge.

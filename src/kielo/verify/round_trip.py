@@ -124,7 +124,7 @@ def _in_words(what: StoredFacts | None) -> str:
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Import `source` and export it to `to`; return the tensors taken for weights, and their dtypes."""
+    """Import `source` and export it to `to`. Return the tensors taken for weights, and their dtypes."""
     model = read_hf_config(source)
     checkpointer = Checkpointer(checkpoints)
     try:

@@ -38,7 +38,7 @@ class Mask:
     is_causal: bool = True
 
     def part(self, queries: slice, keys: slice) -> "Mask":
-        """Return the mask of some queries and some keys; `visible` must not be None."""
+        """Return the mask of some queries and some keys. `visible` must not be None."""
         if self.visible is None:
             raise ValueError("a plain mask has no parts")
         distance = None if self.distance is None else self.distance[queries, keys]

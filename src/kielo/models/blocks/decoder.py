@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
+        """Return the hidden states [b, s, d] that the head multiplies. `logits` computes logits from them.
 
         documents_bs: the number of each token's document, inside which attention and learned positions stay.
         positions_s: the position of each column in its sequence, for ranks that hold a part of it; None for 0
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
     def embedded(
         self, tokens_bs: Tensor, documents_bs: Tensor | None, positions_s: Tensor | None, noise: Noise | None
     ) -> Tensor:
-        """Return the input of the first layer [b, s, d]; a stage without `embed` was given it."""
+        """Return the input of the first layer [b, s, d]. A stage without `embed` was given it."""
         if self.embed is None:
             return tokens_bs
         x_bsd = self.embed(tokens_bs)

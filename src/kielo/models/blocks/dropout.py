@@ -144,7 +144,7 @@ def _keys_of(keys: Tensor, numbers: range) -> Tensor:
 
 
 def _scrambled(bits: Tensor, key: Tensor) -> Tensor:
-    """Return int32 whose every bit depends on all bits of `bits` and `key`; products of int32 wrap around."""
+    """Return int32 whose every bit depends on all bits of `bits` and `key`. Products of int32 wrap around."""
     bits = (bits ^ _shifted(bits, 16)) * _MULTIPLIERS[0] ^ key
     bits = (bits ^ _shifted(bits, 13)) * _MULTIPLIERS[1]
     return bits ^ _shifted(bits, 16)

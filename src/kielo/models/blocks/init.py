@@ -37,7 +37,7 @@ _TAIL_BEGINS = 5.0
 
 
 class Normal(NamedTuple):
-    """First values: normal numbers within `cutoff` standard deviations, None for all; `norm` in norms."""
+    """First values: normal numbers within `cutoff` standard deviations (None: all), `norm` in norms."""
 
     deviation: float
     cutoff: float | None = None
@@ -48,7 +48,7 @@ class InitialValue(Protocol):
     def __call__(
         self, name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
     ) -> Tensor:
-        """Return the first values of a box of a parameter, fp32 on the CPU; 0 for biases and padding rows."""
+        """Return the first values of a box of a parameter, fp32 on the CPU, 0 for biases and padding rows."""
 
 
 def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
@@ -123,7 +123,7 @@ def seeded_normal(
 def _parts(
     drawn: np.ndarray, runs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[np.ndarray, list[tuple[int, int]]]]:
-    """Cut `drawn` at ends of runs into parts of at least `_PART` numbers; yield each with its runs."""
+    """Cut `drawn` at ends of runs into parts of at least `_PART` numbers. Yield each with its runs."""
     begin, size, held = 0, 0, []
     for run in runs:
         held.append(run)

@@ -103,7 +103,7 @@ def plain_norm(config: CompleteModel, size: int) -> LayerNorm:
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Follow the authors; the MLP's matrices of layer i, from 0, are divided by √(2 + 2i)."""
+    """Follow the authors. The MLP's matrices of layer i, from 0, are divided by √(2 + 2i)."""
     deviation = math.sqrt(2 / (5 * config.hidden_size))
     if ".mlp." in name:
         deviation /= math.sqrt(2 + 2 * int(name.split(".")[1]))

@@ -210,7 +210,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise as the authors do: normal, cut off at two deviations; biases 0, norms 1."""
+        """Initialise as the authors do: normal, cut off at two deviations, biases 0, norms 1."""
         deviation = math.sqrt(2 / (5 * self.config.hidden_size))
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -332,7 +332,7 @@ def _hidden_keys(mask: Tensor | None) -> Tensor | None:
 
 
 class LtgBertForMaskedLM(LtgBertModel):
-    """Logits of the token at each position; the head's matrix is the embedding's."""
+    """Logits of the token at each position. The head's matrix is the embedding's."""
 
     # transformers 4 reads the keys alone, and ties by the two functions.
     _tied_weights_keys = {"classifier.nonlinearity.5.weight": "embedding.word_embedding.weight"}
