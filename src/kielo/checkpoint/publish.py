@@ -118,7 +118,7 @@ def remove_later(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Undo what a killed save left halfway. A folder that cannot be removed stays: its ID is unique."""
+    """Undo the unfinished steps of a killed save. A folder that cannot be removed stays: its ID is unique."""
     for path in sorted(folder.iterdir()):
         leftover = _LEFTOVER.fullmatch(path.name)
         if leftover is None:

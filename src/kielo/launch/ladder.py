@@ -233,7 +233,7 @@ def write_ladder(recipe: Recipe, ladder: Sequence[NodesPlan]) -> tuple[Path, dic
 
 
 def read_ladder(folder: Path) -> Ladder:
-    """Read the ladder, with what its rungs have measured by now. Raises KieloError if it does not exist."""
+    """Read the ladder with its rungs' measurements until now. Raises KieloError if it does not exist."""
     found = read_json(folder, Ladder)
     if found is None:
         raise KieloError(f"{folder}: has no {Ladder.FILE_NAME}. Fix: kielo launch RECIPE --ladder 1,2")

@@ -139,12 +139,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return the sum over all ranks that see different tokens, a new tensor, the same on each of them."""
+    """Return the sum over all ranks that see different tokens, as a new tensor, the same on each rank."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """Return the sum over all ranks of these axes, a new tensor, the same on each of them."""
+    """Return the sum over all ranks of these axes, as a new tensor, the same on each rank."""
     total = tensor.detach().clone()
     for axis in reversed(axes):
         if axis.size() > 1:

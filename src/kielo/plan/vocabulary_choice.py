@@ -118,7 +118,7 @@ class Pricing:
         return replace(choice, text_hours=tokens * text_hours, relearn_hours=relearn_tokens * relearn_hours)
 
     def _hours_per_token(self, model: CompleteModel, nodes: int) -> tuple[float, float]:
-        """Plan a token of the text, and a token with the body frozen, on the former's fastest layout."""
+        """Plan a token of the text, and a token with the body frozen, on the first's fastest layout."""
         run = RunToPlan.of(self._recipe, model)
         found = search(run, [nodes])
         if not found.ranked.get(nodes):

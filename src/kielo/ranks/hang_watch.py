@@ -75,7 +75,7 @@ class Progress:
         self._events.append(has_passed)
 
     def marks(self) -> int:
-        """Return how many marks were passed. The heartbeat calls it, and only then the device is asked."""
+        """Return how many marks were passed. The device is asked when the heartbeat calls this."""
         has_passed = False
         with suppress(RuntimeError):  # the training thread will learn of a failed device by itself
             while self._events and self._events[0]():
