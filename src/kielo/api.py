@@ -130,7 +130,7 @@ class Recipe:
         return self.make("train", ranks=ranks)
 
     def verify(self) -> "Parity":
-        """Compare the training of the newest checkpoint with transformers; return the certificate."""
+        """Compare the training of the newest checkpoint with transformers. Return the certificate."""
         from kielo.artifact.lease import held
         from kielo.stages.results import certify
 
@@ -148,7 +148,7 @@ class Recipe:
     def export(self, to: str | Path, dtype: str | None = None) -> Path:
         """Write the newest checkpoint as a folder that transformers loads, and return it.
 
-        dtype: "fp32", "bf16", "fp16" or "source"; default: as for `kielo export`.
+        dtype: "fp32", "bf16", "fp16" or "source". The default is `kielo export`'s.
         """
         from kielo.stages.results import export_checkpoint, newest_checkpoint
 
@@ -272,7 +272,7 @@ class Run:
         )
 
     def report(self) -> Path:
-        """Write report.html, summary.json and the model card of the finished stages; return the page."""
+        """Write report.html, summary.json and the model card of the finished stages. Return the page."""
         from kielo.report.write import write_report
 
         stages = self.stages
@@ -282,7 +282,7 @@ class Run:
 
 
 def compare(*runs: str | Path, to: str | Path = "comparison.html") -> Path:
-    """Write a page with the curves, scores, speed and differing settings of two or more runs; return it.
+    """Write a page with the curves, scores, speed and differing settings of two or more runs. Return it.
 
     Raises KieloError if nothing was trained in any of them, or if `to` is a file of yours.
     """

@@ -118,7 +118,7 @@ class Change(JsonObject):
 
 
 class Beginning(JsonObject):
-    """The beginning of an attempt. It says what was last seen of a killed attempt, which has no `End`."""
+    """The beginning of an attempt. It has the last signs of the attempt before, perhaps without `End`."""
 
     began_at: str
     """Date and time in UTC, ISO 8601, to the second."""
@@ -171,7 +171,7 @@ def read_attempts(folder: Path) -> list[Beginning | End]:
 
 
 def read_lines(path: Path) -> list[JsonTable]:
-    """Return the JSON objects of a file of lines, none without a file; half a line is skipped."""
+    """Return the JSON objects of a file of lines, none without a file. Half a line is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -69,7 +69,7 @@ def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[
 
 
 def read_head(file: BinaryIO) -> JsonTable:
-    """Read the head, and leave the file at the first tensor's line; an older index is read whole."""
+    """Read the head, and leave the file at the first tensor's line. An older index is read whole."""
     head = file.readline()
     if head.endswith(_TENSORS_FOLLOW):
         return json.loads(head.removesuffix(_TENSORS_FOLLOW) + b"}")

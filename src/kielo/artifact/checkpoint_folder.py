@@ -47,7 +47,7 @@ def rank_file_name(rank: int) -> str:
 
 
 def rank_of(file_name: str) -> int | None:
-    """Return the rank that wrote the file; None for files that rank 0 writes for all ranks."""
+    """Return the rank that wrote the file, or None for files that rank 0 writes for all ranks."""
     match = _RANK_FILE.fullmatch(file_name)
     return int(match[1]) if match else None
 
@@ -81,7 +81,7 @@ def os_error_text(error: OSError) -> str:
 
 
 def run_around(path: Path) -> Path | None:
-    """Return the folder of the run that contains `path`, absolute and without links; None outside a run."""
+    """Return the folder of the run that contains `path`, absolute and without links, None outside a run."""
     return next(
         (parent for parent in path.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None
     )

@@ -95,8 +95,8 @@ class PlainState(JsonObject):
 class CheckpointIndex:
     """The tensors and the plain state of a save.
 
-    save_id: in all files of the save. aliases: a tied tensor's name → the name under which it is stored.
-    unread: names of tensors in the file that were not asked for.
+    save_id: the id that all files of the save have. aliases: a tied tensor's name → the name under which it
+    is stored. unread: names of tensors in the file that were not asked for.
     """
 
     save_id: str
@@ -128,8 +128,8 @@ def entry_json(entry: TensorEntry) -> str:
 def read_index(folder: Path, names: Collection[str] | None = None) -> CheckpointIndex:
     """Read the index of the checkpoint `folder`, with the run's identity in this version's form.
 
-    names: tensors whose entries are parsed, if the file has them; None: all. Raises KieloError with the file
-    if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of another version.
+    `names` are the tensors whose entries are parsed, None for all. Raise KieloError if the file is missing or
+    not a sound index, FaultyCheckpoint if it is unreadable or of another version.
     """
     path = Path(folder) / INDEX_NAME
     try:
@@ -152,17 +152,17 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
 
 
 def read_state(folder: Path) -> PlainState:
-    """Read the JSON state of the checkpoint `folder`; errors as in `read_index`."""
+    """Read the JSON state of the checkpoint `folder`. Raise as `read_index` does."""
     return read_index(folder, names=()).plain
 
 
 def read_plain(folder: Path) -> JsonTable:
-    """Read the JSON state of the checkpoint `folder` as it is stored; errors as in `read_index`."""
+    """Read the JSON state of the checkpoint `folder` as it is stored. Raise as `read_index` does."""
     return read_state(folder).content()
 
 
 def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> CheckpointFile:
-    """Write `index.json` to the disk; return its manifest record. entries: tensor → its `entry_json`."""
+    """Write `index.json` to the disk. Return its manifest record. entries: tensor → its `entry_json`."""
     head = {
         "version": VERSION,
         "save_id": index.save_id,

@@ -64,7 +64,7 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
-    """Return the newest complete checkpoint of a run; `warn` is called for each newer damaged checkpoint.
+    """Return the newest complete checkpoint of a run. `warn` is called for each newer damaged checkpoint.
 
     Raises KieloError if there is none, and the errors of `newest_complete`.
     """
@@ -204,12 +204,12 @@ def describe_tensors(path: Path) -> list[JsonTable]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return True for a damaged checkpoint too, by its name; `newest` is a symbolic link."""
+    """Return True for a damaged checkpoint too, by its name. `newest` is a symbolic link."""
     return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
 
 
 def _parts(index: CheckpointIndex) -> list[JsonTable]:
-    """Count tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
+    """Count tensors, elements and bytes by part (`model`, `optimiser`) and dtype, tied tensors once."""
     groups: dict[tuple[str, str], list[TensorEntry]] = {}
     for name, entry in index.tensors.items():
         groups.setdefault((name.partition("/")[0], entry.dtype), []).append(entry)

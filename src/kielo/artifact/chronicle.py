@@ -31,7 +31,7 @@ _MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the chronicle. rows: as many cells of text as `header`."""
+    """A table of the chronicle. Each row has as many cells of text as `header`."""
 
     title: str
     header: tuple[str, ...]
@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """Return its seconds until it was last seen; 0 if not known."""
+        """Return its seconds until it was last seen, or 0 if not known."""
         return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
 
 

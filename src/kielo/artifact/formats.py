@@ -24,8 +24,8 @@ from kielo.recipe.sections import Recipe
 class Format:
     """A format: its file, its content in a sentence, and its types.
 
-    file: below the run's folder; of a site, below the folder that has runs/. types: of the file, or the kinds
-    of its lines.
+    file: its path in the run's folder, or in the folder of runs/ for a file of a site. types: the types of
+    the file or of its lines.
     """
 
     file: str

@@ -58,7 +58,7 @@ class Holder:
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Return True if a holder that `is_here` lives; a zombie or reused process number does not count."""
+        """Return True if a holder that `is_here` lives. A zombie or reused process number does not count."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -94,7 +94,7 @@ def held(folder: Path | str) -> Iterator["Lease"]:
 
 @dataclass
 class Lease:
-    """The right to change a run's folder. Any rank of the job can `check` it; its taker renews it.
+    """The right to change a run's folder. Any rank of the job can `check` it. Its taker renews it.
 
     text: the content of its file. lost: the reason why this job no longer holds it.
     """
@@ -164,7 +164,7 @@ class Lease:
 
     @contextmanager
     def beating(self) -> Iterator["Lease"]:
-        """Renew the lease from a thread inside the block; at the end return it, if it is still ours."""
+        """Renew the lease from a thread inside the block. At the end return it, if it is still ours."""
         over = threading.Event()
         thread = threading.Thread(target=self._beat, args=(over,), name="lease", daemon=True)
         thread.start()
@@ -208,7 +208,7 @@ class _Seen:
     modified_ns: int
 
     def holder(self) -> Holder | None:
-        """Return the holder; None while it is still writing, or if the file was cut."""
+        """Return the holder, or None if the file is incomplete."""
         try:
             content = json.loads(self.text)
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
@@ -226,7 +226,7 @@ def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
-    """Return the lease of a dead holder; None if it disappeared. KieloError if the holder is alive."""
+    """Return the lease of a dead holder, or None if it disappeared. KieloError if the holder is alive."""
     seen = _read(path)
     for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
         if seen is None:
@@ -275,7 +275,7 @@ def _own_text() -> str:
 
 
 def _machine() -> str:
-    """Return this boot and set of process numbers (containers have their own); "" without /proc."""
+    """Return this boot and set of process numbers (containers have their own), or "" without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -91,7 +91,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """Return the folder's manifest; None if the stage is not finished. KieloError for a wrong key."""
+    """Return the folder's manifest, or None if the stage is not finished. KieloError for a wrong key."""
     path = Path(folder) / MANIFEST_NAME
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -139,10 +139,10 @@ def differences(
     section: Mapping[str, Any],
     migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> list[str]:
-    """Return the differences of the finished stage in `folder` from these inputs and this section, as
-    sentences.
+    """Return sentences: how the finished stage in `folder` differs from these inputs and this section.
 
-    None if it is current or not finished. A difference of a file begins with DAMAGED_FILE.
+    The list is empty for a current or unfinished stage. A sentence about a damaged file begins with
+    DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -170,7 +170,7 @@ def expire(folder: Path | str) -> None:
 
 
 def rewrite_counts(folder: Path | str, counts: Mapping[str, Any]) -> None:
-    """Replace the counts in the manifest of a finished stage. Its hash does not depend on them."""
+    """Replace the counts in the manifest of a finished stage. The manifest's hash stays."""
     manifest = read_manifest(folder)
     if manifest is not None:
         _rewrite(folder, manifest, {"counts": as_json(counts)})

@@ -164,7 +164,7 @@ Kind = TypeVar("Kind", bound=Row)
 
 
 def read_row(line: bytes) -> Row | None:
-    """Return the row in a line, of its own kind; None for a line that is no row."""
+    """Return the row in a line, of its own kind, or None for a line that is no row."""
     try:
         content = from_json(line)  # four times as fast as json.loads
     except ValueError:

@@ -42,7 +42,7 @@ class FinishedFile(FileRecord):
 
 
 class ResumableStage:
-    """The stage folder `folder` in the making; `kind` … `section` are its identity, as in `is_current`.
+    """The stage folder `folder` in the making. `kind` … `section` are its identity, as in `is_current`.
 
     Order of use, unless `is_done`: `refuse`; `begin`, files into `new` and `finish`, unless `is_written`;
     `publish`.
@@ -136,7 +136,7 @@ class ResumableStage:
         self._place.close()
 
     def discard(self) -> None:
-        """Leave nothing of this attempt and earlier attempts; `folder` stays."""
+        """Leave nothing of this attempt and earlier attempts. `folder` stays."""
         self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:

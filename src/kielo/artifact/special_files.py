@@ -25,8 +25,8 @@ _active = 0
 def files_only() -> Iterator[None]:
     """Refuse anything but files and folders that this process opens by name through Python inside the block.
 
-    Raises KieloError at the place that opens it. Python's audit events make checks in readers and libraries
-    needless.
+    Raises KieloError at the place that opens it. Python's audit events show each opening, so readers and
+    libraries need no checks.
     """
     global _active
     _watch()

@@ -66,8 +66,8 @@ class StageFolder:
             )
 
     def begin(self, is_resumed: bool = False) -> FileIO:
-        """Make the folder aside, or open a killed attempt's; return the journal. is_resumed: keep files in
-        `new`.
+        """Make the folder aside, or open a killed attempt's. Return the journal. With `is_resumed` files in
+        `new` are kept.
 
         KieloError if another process works there.
         """

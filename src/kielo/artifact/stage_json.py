@@ -65,7 +65,7 @@ def read_counts(folder: Path | str, kind: type[Kind]) -> Kind | None:
 
 
 def counts_of(folder: Path | str, manifest: Manifest, kind: type[Kind]) -> Kind:
-    """Return the typed counts of the manifest in `folder`; errors as in `read_counts`."""
+    """Return the typed counts of the manifest in `folder`. Raise as `read_counts` does."""
     advice = f". Fix: move {folder} away and run the stage again"
     return checked(Path(folder) / MANIFEST_NAME, kind, manifest.counts, advice, "counts.")
 

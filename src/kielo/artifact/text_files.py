@@ -70,7 +70,7 @@ def read_lines(
 ) -> Iterator[tuple[int, bytes | None]]:
     """Yield (line number from 1, UTF-8 without the line end) of a plain or compressed file.
 
-    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` is None, and never in memory completely.
+    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` is None and never completely in memory.
     A byte-order mark is not part of a line, and text with a mark of UTF-16 or UTF-32 is read as such.
     encoding: the file's; None: from its bytes, else UTF-8. Raises KieloError for a damaged or cut compressed
     file, and OtherEncoding if the bytes show another encoding or are invalid in `encoding`.
@@ -106,7 +106,7 @@ def marked_encoding(start: bytes) -> str | None:
 def other_encoding(start: bytes) -> str | None:
     """Return UTF-16 or UTF-32 for text that begins like it, by its mark or its bytes, or None.
 
-    Latin letters have a zero byte in UTF-16 and three in UTF-32; a few zero bytes are only dirt. Nearly all
+    Latin letters have a zero byte in UTF-16 and three in UTF-32. A few zero bytes are only dirt. Nearly all
     letters of another script share one of their two bytes, unlike in UTF-8.
     """
     if mark := marked_encoding(start):
@@ -159,7 +159,7 @@ def _dirt(text: str) -> float:
 
 
 def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
-    """Yield the UTF-8 of a plain or compressed file; errors as in `read_lines`."""
+    """Yield the UTF-8 of a plain or compressed file. Raise as `read_lines` does."""
     blocks = read_blocks(path)
     first = next((block for block in blocks if block), b"")
     marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])

@@ -99,7 +99,7 @@ class TokenFile(JsonObject):
 
 
 class DocumentIndex(ABC):
-    """The documents of a file, by their first tokens; the index is not held in memory."""
+    """The documents of a file, by their first tokens. The index is not held in memory."""
 
     num_documents: int
 
@@ -145,7 +145,7 @@ class EndsIndex(DocumentIndex):
 
 
 class OpenTokenFile:
-    """An opened file. tokens: its ids, [tokens]. index: None if documents only end with end-of-text."""
+    """An opened file with its ids, [tokens]. `index` is None if documents only end with end-of-text."""
 
     def __init__(self, path: Path, file: TokenFile, index: DocumentIndex | None, end_of_text_id: int):
         self._file, self._end, self.index = file, end_of_text_id, index

@@ -28,7 +28,7 @@ _OLMO_IDS, _OLMO_MASKS = "token_ids", "labels_mask"
 
 @dataclass(frozen=True)
 class Format:
-    """A format. suffix: of the data; describe(path, width): see `describe`; index: opens a file's index."""
+    """A format. `suffix` ends the names of data files, and `index` opens a file's index."""
 
     suffix: str
     describe: Callable[[Path, int], TokenFile]

@@ -247,8 +247,8 @@ class MegatronHead:
 class TokenShard:
     """A shard. Opening it reads only the index.
 
-    dtype: of the stored ids. document_offsets: int64 [num_documents + 1], in tokens. loss_mask: uint8
-    [num_tokens], 0 if predicting the token carries no loss; None if all tokens carry loss.
+    dtype: the type of the stored ids. document_offsets: int64 [num_documents + 1], in tokens. loss_mask:
+    uint8 [num_tokens], 0 for tokens without loss; None if all tokens have loss.
     """
 
     def __init__(self, prefix: Path | str):
@@ -331,5 +331,5 @@ class TokenShard:
 
 
 def _beside(prefix: Path, suffix: str) -> Path:
-    """Return PREFIX + suffix; `with_suffix` would cut a prefix with a dot."""
+    """Return PREFIX + suffix. `with_suffix` would cut a prefix with a dot."""
     return prefix.with_name(prefix.name + suffix)

@@ -58,8 +58,8 @@ class TokenFiles(JsonFile):
 class FoundFiles:
     """The files of a source on this machine, in `folder`.
 
-    times_ns: of the last write of each file, its index and its mask. unread: other files in the source's
-    folders.
+    times_ns: the times of the last writes of each file, its index and its mask. unread: other files in the
+    source's folders.
     """
 
     folder: Path
@@ -85,9 +85,9 @@ def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]
 def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str] = ()) -> FoundFiles:
     """Describe the files of source `name` at `place`, in the order of their names.
 
-    place: see KNOWN; with or without .bin, .idx. width: bytes of an id, if files do not store it. leave_out:
-    patterns of names below `place` to ignore. Raises KieloError if there is no file, if a file is not what it
-    seems, and for files of tokens in another format.
+    place: a form of KNOWN, with or without .bin, .idx. width: bytes of an id, if files do not store it.
+    leave_out: patterns of names below `place` to ignore. Raises KieloError if there is no file, if a file is
+    not what it seems, and for files of tokens in another format.
     """
     paths, unread = list_token_files(name, place, leave_out)
     folder = Path(os.path.commonpath([path.parent for path in paths]))

@@ -25,7 +25,7 @@ def refuse_to_replace(
 ) -> None:
     """Raise KieloError if the run has checkpoints and its finished data stage in `folder` would change.
 
-    kind … section: as in `manifest.is_current`. A missing folder can be made, because nothing is replaced.
+    `kind` … `section` are `manifest.is_current`'s. A missing folder is no error: nothing is replaced.
     """
     changed = differences(folder, kind, version, inputs, section)
     if not changed:

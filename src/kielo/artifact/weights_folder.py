@@ -97,7 +97,7 @@ def pinned(reference: str, folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> Mapping[Path, list[str] | None]:
-    """Return each file of weights in `folder` → the tensors in an index; None for a single file.
+    """Return each file of weights in `folder` → the tensors in an index, or None for a single file.
 
     Raises KieloError for a folder without weights, and for an index that is damaged or names files that do
     not exist or are in another folder.

@@ -28,7 +28,7 @@ class Agreement:
         return objects.all_gather(value, self.group)
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0; return its result, or raise its error as KieloError, on every rank."""
+        """Run `action` on rank 0. Return its result, or raise its error as KieloError, on every rank."""
         results: list[T] = []
         complaint: str | None = None
         cause: Exception | None = None
@@ -44,7 +44,7 @@ class Agreement:
         return results[0]
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
-        """Run `action` on every rank; return all results, or raise the first error, with its rank."""
+        """Run `action` on every rank. Return all results, or raise the first error, with its rank."""
         results: list[T] = []
         failure: tuple[str, tuple[Any, ...]] | None = None
         cause: Exception | None = None
@@ -63,7 +63,7 @@ class Agreement:
         return [result for of_rank, _ in answers for result in of_rank]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
-        """Give rank 0 the values of all ranks; return to each rank only its entry of `divide(values)`."""
+        """Give rank 0 the values of all ranks. Return to each rank only its entry of `divide(values)`."""
         values = objects.gather(value, self.group) if self.size > 1 else [value]
         parts: list[R] = []
         self.on_first(lambda: parts.extend(divide(values)))

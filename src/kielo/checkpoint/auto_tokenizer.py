@@ -60,7 +60,7 @@ _ODD_CHAT = [
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison; texts that spell a control token are left out.
+    """The result of a comparison. Texts that spell a control token are left out.
 
     difference: the first of the texts, the end token or the vocabulary, in words. of_chats, of_template: the
     first conversation with other ids, or that is rendered differently. added: tokens without a row in the

@@ -1,6 +1,6 @@
 """The average of several checkpoints of one run: a checkpoint of its own, without optimiser state.
 
-It often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
+It often scores better than each checkpoint (Izmailov et al. 2018, arXiv:1803.05407). Read by blocks of rows.
 """
 
 import os
@@ -44,7 +44,7 @@ _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the ind
 
 
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
-    """Write the mean of the model weights of at least two checkpoints as the folder `to`; return it.
+    """Write the mean of the model weights of at least two checkpoints as the folder `to`. Return it.
 
     It is written whole or not at all, from verified files, by sums in fp64, with each tensor's dtype and the
     plain state of the newest checkpoint. Raise KieloError for damage, a full disk, a `to` that exists, and

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
+    """The checkpoints in `folder`. All ranks of `group` call each method together and agree on the outcome.
 
-    group: of the CPU (gloo), for the collectives of a thread beside the training. keep_every_steps:
-    checkpoints of its multiples stay whatever `keep_newest` says; 0: none. on_alert(step, message): called on
-    rank 0, mostly in the writing thread. permit: called on rank 0 before a save and again before it is
-    published; its KieloError refuses (another job has taken the folder). `warnings` lists the checkpoints
-    that the last `newest` skipped.
+    `group` is a CPU group (gloo) for collectives of a thread beside the training. Checkpoints of multiples of
+    `keep_every_steps` stay whatever `keep_newest` says (0: none). Rank 0 calls on_alert(step, message),
+    mostly in the writing thread, and `permit` before a save and before its publication. A KieloError of
+    `permit` refuses the save (another job has taken the folder). `warnings` lists the checkpoints that the
+    last `newest` skipped.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Checkpointer:
         self._failure: str | None = None
 
     def use_memory(self, local_rank: int) -> None:
-        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node."""
+        """Copy to the nodes' memory between checkpoints. `local_rank` is this rank's number on its node."""
         self._memory_copies = MemoryCopies(
             self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
         )
@@ -84,13 +84,13 @@ class Checkpointer:
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
-        """Begin to write `step_{step:08d}`, after the save under way; return when the tensors may change.
+        """Begin to write `step_{step:08d}`, after the save under way. Return when the tensors may change.
 
         tensors: name → Tensor (equal on all ranks) or DTensor. plain: rank 0's is kept. After publication
-        older checkpoints are pruned, but not the newest up to `kept_step`, and none if `keep_all` says why
-        (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing, touches
-        no earlier checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every rank if
-        the save is not permitted.
+        older checkpoints are pruned, except the newest up to `kept_step`. None is pruned if `keep_all` says
+        why (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing,
+        touches no earlier checkpoint and calls `on_alert`. Only `settle` raises. Raise KieloError on every
+        rank if the save is not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
@@ -98,14 +98,14 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._saver.write, save)
 
     def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
-        """Begin to copy the state to the nodes' memory; return as `save` does. A failed copy is an alert."""
+        """Begin to copy the state to the nodes' memory. Return as `save` does. A failed copy is an alert."""
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
         self._wait()
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
-        """Wait for the save under way; return the newest checkpoint published here (or `go_back_to`'s).
+        """Wait for the save under way. Return the newest checkpoint published here (or `go_back_to`'s).
 
         Copies in memory are removed. Raise KieloError on every rank if the last save failed.
         """
@@ -162,8 +162,8 @@ class Checkpointer:
 
         A newer copy in the nodes' memory is made a checkpoint first. Newer damaged checkpoints are renamed to
         `NAME.damaged`, and leftovers of killed saves removed, so only the job that saves here may call it
-        (others: `newest_complete`). Raise KieloError on every rank, and rename nothing, if no checkpoint is
-        whole, or if a newer one is unreadable or of another version.
+        (others: `newest_complete`). If no checkpoint is whole, or a newer checkpoint is unreadable or of
+        another version, nothing is renamed and every rank raises KieloError.
         """
         self._wait()
         if self._memory_copies is not None:
@@ -192,7 +192,7 @@ class Checkpointer:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
-        """Fill all `tensors` in place, or none (KieloError); return the checkpoint's plain state."""
+        """Fill all `tensors` in place, or none (KieloError). Return the checkpoint's plain state."""
         self._wait()
         path = Path(path)
         self._verification.require(path)

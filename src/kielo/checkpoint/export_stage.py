@@ -80,7 +80,7 @@ def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -
 
 
 def tokenizer_files(folder: Path | None) -> dict[str, Path]:
-    """Return name → path of the files of a tokenizer to export; KieloError for a folder without any."""
+    """Return name → path of the files of a tokenizer to export. Raise KieloError for a folder without any."""
     if folder is None:
         return {}
     folder = Path(folder)

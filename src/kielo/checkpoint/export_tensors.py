@@ -46,7 +46,7 @@ class FileTensor:
 
 
 def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> list[FileTensor]:
-    """List the tensors of an export in the model's order; the checkpoint must have every parameter.
+    """List the tensors of an export in the model's order. The checkpoint must have every parameter.
 
     dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
     which the checkpoint stores as `source_tensors`. KieloError if that record does not fit the model.
@@ -95,7 +95,7 @@ def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
 
 
 def row_blocks(tensor: FileTensor) -> Iterator[slice]:
-    """Yield the rows of each of `row_boxes`; a scalar has one row."""
+    """Yield the rows of each of `row_boxes`. A scalar has one row."""
     for box in row_boxes(tensor.shape):
         yield box[0] if box else slice(0, 1)
 

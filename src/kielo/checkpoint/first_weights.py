@@ -26,7 +26,7 @@ from kielo.tokenizer.trial import refuse_other_vocabulary
 def load_first_weights(
     parameters: Mapping[str, Tensor], identity: Identity, placement: Placement, group: Any = None
 ) -> dict[str, str]:
-    """Fill `parameters` from `model.weights`; return and raise as `load_weights`, and for a wrong row map."""
+    """Fill `parameters` from `model.weights`. Return and raise as `load_weights`, and for a wrong row map."""
     model = identity.model
     source, folder = _source(model), Path(placement.tokenizer_folder)
     if model.transplant is None:

@@ -58,7 +58,7 @@ def export(
 
     model: complete. card: the text of its README.md, which the manifest does not list, because the report
     replaces it. Do nothing if `to` is this export already. Replace another export there, or refuse it without
-    `is_replacing`; refuse anything else. After an interruption the same call writes only missing shards.
+    `is_replacing`. Refuse anything else. After an interruption the same call writes only missing shards.
     Raise KieloError for bad input, damage, a full disk.
     """
     options = options or ExportOptions()

@@ -86,8 +86,8 @@ def load_weights(
 ) -> dict[str, str]:
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
-    pieces: a family's `to_hugging_face`. Padding rows become zero. A tied parameter without a tensor is read
-    from its head's tensor. transplant: makes the rows of the vocabulary; None if the files have these rows.
+    `pieces` is a family's `to_hugging_face`. Padding rows become zero. A tied parameter without a tensor is
+    read from its head's tensor. `transplant` makes the vocabulary's rows. None: the files have them.
 
     Return the source's name of each weight and its dtype there, {"lm_head.weight": "BF16"}, the same on all
     ranks of `group`. Raise KieloError on all of them, naming tensors that are missing, not expected, of
@@ -231,7 +231,7 @@ def _fill(
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> set[str]:
-    """Fill this rank's shards; return the names of tensors that are not finite in the part read here."""
+    """Fill this rank's shards. Return the names of tensors that are not finite in the part read here."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     buffers = ReadBuffers()
@@ -257,12 +257,12 @@ def _fill(
 
 
 def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
-    """Return True for a tensor with a row for each token: only these have padding."""
+    """Return True for a tensor with a row for each token. Other tensors have no padding."""
     return any(piece.rows is not None for piece in group.values())
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    """Return a sentence on the first of the tensors; its file is read again for the count."""
+    """Return a sentence on the first of the tensors. Its file is read again for the count."""
     path, stored = found[names[0]]
     num_bad = 0
     with TensorFile(path, {}) as file:

@@ -42,7 +42,7 @@ def exchange_files(
     source: int,
     group: dist.ProcessGroup | None,
 ) -> Arrival | None:
-    """Send files to rank `to` and receive files from rank `source`; all ranks of `group` call it together.
+    """Send files to rank `to` and receive files from rank `source`. All ranks of `group` call it together.
 
     Return how the first piece arrived: later pieces also wait for ranks that wait for a slow link. Raise
     OSError for a bad file only after all pieces were exchanged, so that no other rank waits.
@@ -161,7 +161,7 @@ class MemoryCopies:
         self._on_nodes(self._node.clear)
 
     def _on_nodes(self, action: Callable[[], None]) -> None:
-        """Run `action` on the first rank of each node; raise what `Agreement.on_all` does."""
+        """Run `action` on the first rank of each node. Raise what `Agreement.on_all` does."""
         self._ranks.on_all(lambda: action() if self._is_first_of_node else None)
 
     def _newest_save_id(self) -> str | None:

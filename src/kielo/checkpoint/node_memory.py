@@ -45,7 +45,7 @@ class CopyName:
 
     @classmethod
     def parse(cls, text: str) -> "CopyName | None":
-        """Return the name that a folder has; None for any other folder."""
+        """Return the name that a folder has, or None for any other folder."""
         parts = text.split(".")
         step = step_of(Path(parts[0]))
         return None if step is None or len(parts) != 3 or parts[2] == "partial" else cls(step, *parts[1:])
@@ -68,7 +68,7 @@ class FoundCopy:
 
 
 class NodeMemory:
-    """The copies of a run on this node, whose first rank is `first_rank`. `folder`: of all nodes."""
+    """The copies of a run on this node, whose first rank is `first_rank`. `folder` is for all nodes."""
 
     def __init__(self, checkpoints: Path, first_rank: int):
         name = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
-    """Return why a file system has no room for these bytes and files, but for quotas; None if it has."""
+    """Return why a file system has no room for these bytes and files, but for quotas, or None if it has."""
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
     free_bytes = system.f_bavail * system.f_frsize
@@ -48,7 +48,7 @@ def aside_name(path: Path, save_id: str, what: str) -> Path:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Rename a whole folder, its files on the disk, to `final`; an older `final` is moved away first."""
+    """Rename a whole folder, its files on the disk, to `final`. An older `final` is moved away first."""
     bring_to_disk(partial)
     replaced = _replaced(partial)
     if final.exists():
@@ -118,7 +118,7 @@ def remove_later(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Undo what a killed save left halfway. A folder that cannot be removed stays: its ID is unique."""
+    """Undo the unfinished steps of a killed save. A folder that cannot be removed stays: its ID is unique."""
     for path in sorted(folder.iterdir()):
         leftover = _LEFTOVER.fullmatch(path.name)
         if leftover is None:
@@ -132,7 +132,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def mark_damaged(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint to a new `NAME.damaged`, for people to look at; return the warning."""
+    """Rename a damaged checkpoint to a new `NAME.damaged`, for people to look at. Return the warning."""
     renamed, number = path.with_name(path.name + ".damaged"), 1
     while os.path.lexists(renamed):
         number += 1

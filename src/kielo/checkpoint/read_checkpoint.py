@@ -18,7 +18,7 @@ from kielo.recipe.errors import KieloError
 
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` from a checkpoint, on all ranks or none (KieloError); return its plain state."""
+    """Fill `tensors` from a checkpoint, on all ranks or none (KieloError). Return its plain state."""
     index, complaint = CheckpointIndex("", 0, {}), None
     try:
         index = read_index(path, tensors)
@@ -45,7 +45,7 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
 
 
 class Verification:
-    """Comparison of checkpoints with their checksums; all ranks call it together. It remembers results."""
+    """Comparison of checkpoints with their checksums. All ranks call it together. It remembers results."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
@@ -64,7 +64,7 @@ class Verification:
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:
-        """Read the whole checkpoint and return its fault, None if it is whole; the same on every rank.
+        """Read the whole checkpoint and return its fault, None if it is whole, the same on every rank.
 
         A rank reads its own (maybe cached) files first. An unreadable file outweighs damage elsewhere.
         """

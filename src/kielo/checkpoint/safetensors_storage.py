@@ -77,7 +77,7 @@ class SafetensorsStream:
             self._written, self._rows = self._written + 1, 0
 
     def close(self) -> WrittenFile:
-        """Bring the file to the disk; return its size and checksums."""
+        """Bring the file to the disk. Return its size and checksums."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()

@@ -1,7 +1,7 @@
 """The plan of a save: which rank writes which chunk, and each tensor's entry in the index.
 
-It does not depend on values, so it is kept until names, shapes, dtypes or layout change. Rank 0 makes it in
-Python, which would hold the interpreter's lock beside the training at each save.
+A plan does not depend on values, so it is kept until names, shapes, dtypes or layout change. A new plan at
+each save would hold rank 0's interpreter lock beside the training.
 """
 
 import json

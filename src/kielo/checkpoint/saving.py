@@ -99,7 +99,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Save:
-    """The content of one save. kept_step, keep_all: see `Checkpointer.save`.
+    """The content of one save. `Checkpointer.save` explains kept_step and keep_all.
 
     tensors: name → live tensor, whose values change meanwhile: only its layout is read. copies: name → values
     of this rank's shard. device: the current GPU of the training thread, None for no GPU.
@@ -116,7 +116,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Saver:
-    """The writer of checkpoints in `folder`; its arguments are the arguments of `Checkpointer`."""
+    """The writer of checkpoints in `folder`. Its arguments are the arguments of `Checkpointer`."""
 
     folder: Path
     keep_newest: int
@@ -127,7 +127,7 @@ class Saver:
     permit: Callable[[], None]
 
     def write(self, save: Save) -> tuple[Path | None, str | None]:
-        """Return the published path, or None and why the save failed; the same on every rank."""
+        """Return the published path, or None and why the save failed, the same on every rank."""
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         began, whole = time.monotonic(), WholePlan()
@@ -163,7 +163,7 @@ class Saver:
         aside.mkdir()
 
     def _give_up(self, aside: Path, final: Path, tensor_bytes: int, error: Exception) -> str:
-        """Rank 0: leave nothing of the failed checkpoint; return why it failed."""
+        """Rank 0: leave nothing of the failed checkpoint. Return why it failed."""
         with suppress(OSError):
             discard(aside, final)
         message = failure(final, tensor_bytes, error)
@@ -190,7 +190,7 @@ def describe_files(
     records: list[dict[str, CheckpointFile]],
     began: float,
 ) -> None:
-    """Write index and manifest beside the files of all ranks. records: of each rank's files."""
+    """Write index and manifest beside the files of all ranks. `records` describes each rank's files."""
     files = {name: record for of_rank in records for name, record in of_rank.items()}
     files[INDEX_NAME] = write_index(partial, index, whole.entries)
     write_checkpoint_manifest(partial, index, files, whole.tensor_bytes, time.monotonic() - began)
@@ -204,7 +204,7 @@ def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
-    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite."""
+    """Return a complaint that names the first tensor with NaN or infinities, or None if all are finite."""
     for name, copy in copies.items():
         if (
             copy.numel()

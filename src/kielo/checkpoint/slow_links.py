@@ -20,7 +20,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """The link to `node` from the node before it; seconds per byte, and seconds of the median link."""
+    """The link to `node` from the node before it, its seconds per byte, and the median link's."""
 
     node: int
     seconds: float
@@ -28,7 +28,7 @@ class SlowLink:
 
 
 class SlowLinks:
-    """Judge the links by the newest copies. hosts: of all ranks, numbered node by node."""
+    """Judge the links by the newest copies. `hosts` has each rank's host, node by node."""
 
     def __init__(self, hosts: Sequence[str], ranks_a_node: int):
         self._hosts, self._ranks_a_node = hosts[::ranks_a_node], ranks_a_node
@@ -36,7 +36,7 @@ class SlowLinks:
         self._reported: set[int] = set()
 
     def look(self, arrivals: Sequence[Arrival | None]) -> str | None:
-        """Return a message about links that became slow, else None. arrivals: of all ranks, at a copy."""
+        """Return a message about links that became slow, or None. `arrivals` has each rank's for a copy."""
         each = [one.seconds / one.num_bytes for one in arrivals if one and one.num_bytes >= LEAST_BYTES]
         if len(each) < len(arrivals):
             return None

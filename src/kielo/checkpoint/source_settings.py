@@ -32,7 +32,7 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
     """Read the settings of the weights in the folder `source`, with ids of the tokenizer in another folder.
 
     Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out":
-    settings without a token in the tokenizer, in words}. tokenizer_folder: None keeps the ids. Raise
+    settings without a token in the tokenizer, in words}. Without `tokenizer_folder` ids stay. Raise
     KieloError for a file that is not a JSON object.
     """
     config = read_object(source / CONFIG_FILE)
@@ -48,7 +48,7 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
 
 
 def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
-    """Return the settings that a checkpoint keeps, or an older one's weights have; {} without weights."""
+    """Return the settings that a checkpoint keeps, or an older one's weights have, or {} without weights."""
     kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:
         folder = weights_here(weights)
@@ -122,7 +122,7 @@ def _renumbered(
 
 
 def _ids(key: str, value: Any, new_id: Callable[..., Any], left_out: list[str]) -> Any:
-    """Return an id, or a list of ids, renumbered; None if the tokenizer lacks a token of it."""
+    """Return an id or a list of ids, renumbered, or None if the tokenizer lacks one of their tokens."""
     if isinstance(value, list):
         found = [_ids(key, one, new_id, left_out) for one in value]
         return None if None in found else found

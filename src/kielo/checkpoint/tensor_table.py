@@ -77,7 +77,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
-    """Return the box that a box of a tensor and a chunk of it share; None if they share nothing."""
+    """Return the box that a box of a tensor and a chunk of it share, or None if they share nothing."""
     shared = tuple(
         slice(max(part.start, start), min(part.stop, start + size))
         for part, start, size in zip(box, chunk.offset, chunk.shape, strict=True)
@@ -162,7 +162,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
 
 
 def _torch_table(path: Path) -> dict[str, StoredTensor]:
-    """Load fake tensors, which know the places of their bytes (torch ≥ 2.6); no other bytes are read."""
+    """Load fake tensors, which know the places of their bytes (torch ≥ 2.6). No other bytes are read."""
     resave = ". Fix: write it again as safetensors, by transformers' save_pretrained"
     if not zipfile.is_zipfile(path):
         raise KieloError(

@@ -33,7 +33,7 @@ class Transplant:
     first_value: FirstValue
 
     def misfit(self, shape: Sequence[int], stored: StoredTensor) -> str | None:
-        """Return why a parameter of `shape` cannot take its rows from the stored tensor; None if it can."""
+        """Return why a parameter of `shape` cannot take its rows from the stored tensor, None if it can."""
         needed = self.row_map.old_vocabulary_size
         if (
             len(stored.shape) == len(shape)
@@ -47,7 +47,7 @@ class Transplant:
         )
 
     def fill(self, name: str, shape: Sequence[int], shard: Tensor, box: Box, source: "Source") -> bool:
-        """Fill the box `shard` of a parameter, padding with zero; return False if a row is not finite."""
+        """Fill the box `shard` of a parameter, padding with zero. Return False if a row is not finite."""
         shard.zero_()
         if not shard.numel():
             return True

@@ -178,7 +178,7 @@ def _sentence(summary: str) -> str:
 
 
 def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Show these commands at the end of `--help`; a long command continues after a \\."""
+    """Show these commands at the end of `--help`. A long command continues after a \\."""
     title = "example: "
     if isinstance(parser, _Parser):
         parser.commands = commands

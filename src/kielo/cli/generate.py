@@ -50,7 +50,7 @@ def refuse_sampling(options: argparse.Namespace) -> None:
 
 
 def encoder_recipe(model: str) -> Recipe | None:
-    """Return the recipe of a run whose model is an encoder; None for a decoder or a Hugging Face folder."""
+    """Return the recipe of a run whose model is an encoder, None for a decoder or a Hugging Face folder."""
     if (Path(model) / "config.json").is_file():
         return None
     recipe = read_recipe(model).recipe

@@ -153,9 +153,9 @@ def _name_of(file: str) -> str:
 
 
 def _asked(options: argparse.Namespace) -> Answers:
-    """Return the answers: from flags, else asked on a terminal, else the defaults.
+    """Return the answers from the flags, from questions on a terminal, or the defaults.
 
-    Raise KieloError for a wrong flag; a wrong answer on a terminal repeats the question.
+    Raise KieloError for a wrong flag. A wrong answer on a terminal repeats the question.
     """
     code = _answer(options.language, "Which language?", None, "--language", _language)
     text = _answer(
@@ -261,7 +261,7 @@ def _shape(size: int, model_type: str) -> CompleteModel:
 
 
 def _budget(given: str, size: int, site: Cluster) -> int | None:
-    """Return tokens; None for an empty answer."""
+    """Return tokens, or None for an empty answer."""
     if not given.strip():
         return None
     try:

@@ -168,7 +168,7 @@ def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> N
 
 
 def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    """Write and submit a job for each number of nodes; a refused job does not stop the others."""
+    """Write and submit a job for each number of nodes. A refused job does not stop the others."""
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself. Fix: leave it out beside --ladder")
@@ -198,7 +198,7 @@ def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
 def _submitted(
     ladder: Sequence[NodesPlan], folder: Path, jobs: dict[int, Path], is_dry: bool
 ) -> tuple[list[tuple], list[str]]:
-    """Submit the jobs (nodes → folder); return a row for each number of nodes, and the refusals."""
+    """Submit the jobs (nodes → folder). Return a row for each number of nodes, and the refusals."""
     rows, refusals = [], []
     for on_nodes in ladder:
         layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all measured"

@@ -27,7 +27,7 @@ from kielo.train.signals import REQUEUE as REQUEUE
 
 
 def report_unexpected(error: BaseException) -> str:
-    """Write the traceback to a file, here or in the temporary folder; return a message with its path."""
+    """Write the traceback to a file, here or in the temporary folder. Return a message with its path."""
     text = "".join(traceback.format_exception(error))
     fault = f"{rank_prefix()}a bug of Kielo ({type(error).__name__}: {first_line(error)})"
     report = (

@@ -199,7 +199,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Choose the first language of a recipe of several languages; return all codes, () for one language."""
+    """Choose the first language of a recipe of several languages. Return all codes, () for one language."""
     codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
     options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
     return codes
@@ -259,7 +259,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def resolve(options: argparse.Namespace) -> int:
-    """Print every number of a run on the recipe's layout or --layout; write them before its training."""
+    """Print every number of a run on the recipe's layout or --layout. Write them before its training."""
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
     recipe = read_recipe(options.recipe, sets).recipe

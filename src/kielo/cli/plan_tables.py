@@ -125,7 +125,7 @@ def _hours(run: RunToPlan, device_hours: float) -> list[str]:
 
 
 def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
-    """Return what the site bills for `device_hours`, in its billing unit; None if no card says it."""
+    """Return what the site bills for `device_hours`, in its billing unit, or None if no card says it."""
     per_node_hour = run.site.billed_per_node_hour
     return None if per_node_hour is None else device_hours / run.site.devices_per_node * per_node_hour
 

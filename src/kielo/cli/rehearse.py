@@ -66,7 +66,7 @@ def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
 
 
 def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
-    """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text; return all three."""
+    """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text. Return all three."""
     recipe, lines = read_idea(options, cluster=options.cluster)
     for line in lines:
         print_text(line, sys.stderr)
@@ -81,7 +81,7 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
-    """Return the ranks to rehearse: of a stage the first rank."""
+    """Return the ranks to rehearse, the first rank of each stage."""
     layout = resolved.placement.layout
     if all_stages:
         return [rank_of_stage(layout, number) for number in range(layout.pipeline)]

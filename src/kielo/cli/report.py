@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def no_browser() -> str | None:
-    """Return the reason why no browser can be opened here; None if it can."""
+    """Return the reason why no browser can be opened here, or None if it can."""
     if job := next((name for name in _JOB_VARIABLES if name in os.environ), None):
         return f"this is a job ({job} is set)"
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

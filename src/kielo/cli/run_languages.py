@@ -29,7 +29,7 @@ _MOST_SECONDS_OF_OUTPUT = 10.0  # for the last lines of a process that has ended
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one language's run. exit_code: None before its beginning. said: why it failed."""
+    """The end of one language's run. `exit_code` is None before the run, `said` the reason of a failure."""
 
     folder: Path
     exit_code: int | None = None

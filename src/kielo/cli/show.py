@@ -88,10 +88,10 @@ def _files_in_words(files: dict[str, Any]) -> str:
 
 
 def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
-    """Return key → value and origin, of every key; `not_in_force` has the replaced value.
+    """Return every key's value and origin. `not_in_force` has the value that was replaced.
 
     model.weights replaces keys of [model], tokenizer.path keys of [tokenizer]. A value is None if the recipe
-    lacks it, if it is in weights that are not on this machine, and if nothing uses it.
+    lacks it, if it is in weights that are not on this machine, or if nothing uses it.
     """
     content, model = read.recipe.model_dump(mode="json"), read.recipe.model
     values = {
@@ -120,7 +120,7 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
 
 
 def _short_json(value: Any) -> str:
-    """Return the value as JSON; tables of a list without their empty keys."""
+    """Return the value as JSON, tables of a list without their empty keys."""
     if isinstance(value, list):
         value = [
             {key: one for key, one in entry.items() if one not in (None, "", [])}

@@ -32,7 +32,7 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[FailsafeStream]:
-    """Keep stdout and stderr from raising errors inside the block; yield stdout, with its failure.
+    """Keep stdout and stderr from raising errors inside the block. Yield stdout, with its failure.
 
     Characters that their encoding lacks are written as \\u and \\x.
     """

@@ -80,7 +80,7 @@ def row_map(options: argparse.Namespace) -> None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Return the folder; raise KieloError for a run folder, which has its tokenizer in a folder below."""
+    """Return the folder. Raise KieloError for a run folder, which has its tokenizer in a folder below."""
     if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
         raise KieloError(f"{folder}: a run folder. Fix: {folder / 'tokenizer'}")
     return folder

@@ -128,7 +128,7 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
 
 
 def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
-    """Return (name, value) on the packing of the run's sources; [] for one stream."""
+    """Return (name, value) on the packing of the run's sources, or [] for one stream."""
     used = {
         (name, phase.sequence_length)
         for phase in resolved.identity.phases

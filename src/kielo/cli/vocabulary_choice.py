@@ -38,7 +38,7 @@ _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 def advise(
     options: argparse.Namespace, tokenizers: Mapping[str, TextTokenizer], figures: dict[str, dict[str, Any]]
 ) -> Advice | None:
-    """Return the choices between tokenizers; None for one tokenizer, and without an amount of text.
+    """Return the choices between tokenizers, or None for one tokenizer, and without an amount of text.
 
     Also add the embedding's share to the figures of each tokenizer.
     """
@@ -96,7 +96,7 @@ def _vocabularies(
 
 
 def _nodes(options: argparse.Namespace, recipe: Recipe) -> int | None:
-    """Return the nodes to plan on; None without a machine."""
+    """Return the nodes to plan on, or None without a machine."""
     site = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= site.nodes:
         raise KieloError(

@@ -25,7 +25,7 @@ BAD_MESSAGES = "no list of messages"
 
 
 class BadRecord(KieloError):
-    """A record that is passed over. reason: the same for all of a kind; the message names the file."""
+    """A record that is passed over. reason: the same for all of a kind. The message names the file."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)

@@ -18,7 +18,7 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class RawText:
-    """A decoded document. facts: for its metadata. A pair has `sides`, and no text yet."""
+    """A decoded document. `facts` become its metadata. A pair has `sides` but no text yet."""
 
     id: str
     text: str

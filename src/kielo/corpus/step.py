@@ -88,7 +88,7 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
 
 
 def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
-    """Return all settings that decide the outcome, for the manifest. card: of the recipe's language."""
+    """Return all settings that decide the outcome, for the manifest. `card` describes the language."""
     rule, rules = language_rule(corpus, [card]), language_rules(corpus, card.code)
     return corpus.model_dump(exclude=_WITHOUT_OUTCOME) | {
         "sources": [source.name for source in corpus.sources],
@@ -213,7 +213,7 @@ class Tally:
 
 
 class CorpusStep(ABC):
-    """A step that passes documents through `work`, and counts the others. detail: for the funnel."""
+    """A step that passes documents through `work` and counts the rest. The funnel has its `detail`."""
 
     name: str
     detail: str = ""

@@ -38,7 +38,7 @@ class WorkerEnded(KieloError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that answers each batch. name: for messages."""
+    """A process that answers each batch. Messages have its `name`."""
 
     name: str
     process: BaseProcess
@@ -78,9 +78,9 @@ def results_in_order(
 ) -> Generator[Any, None, None]:
     """Yield work(batch) for each batch in turn, from as many workers, each with its own work = make().
 
-    One worker is this process. Batches, results and `make` are pickled, and RESULTS_AHEAD limits them. what:
-    begins the workers' names. tries: of a batch, if its worker is killed. Raises the first exception of a
-    worker, KieloError if it ran out of memory, and WorkerEnded.
+    One worker is this process. Batches, results and `make` are pickled, and RESULTS_AHEAD limits them. `what`
+    begins the workers' names. `tries` is the number of attempts of a batch if its worker is killed. Raise the
+    first exception of a worker, KieloError if it ran out of memory, and WorkerEnded.
     """
     if workers == 1:
         work = make()

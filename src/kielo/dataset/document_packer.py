@@ -35,7 +35,7 @@ TOO_LONG = "too_long_conversations"  # in the counts of a source that has any
 
 @dataclass(frozen=True)
 class DocumentBatch:
-    """Lines of a file of documents. first: number of the first line, from 0. is_last: of the file."""
+    """Lines of a file of documents. `first` is the first line's number, from 0. The last batch `is_last`."""
 
     path: Path
     first: int
@@ -62,7 +62,7 @@ class ShardRows:
     counts: Counter[str] = field(default_factory=Counter)
 
     def join(self) -> None:
-        """Make one row of all: few large arrays are sent to another process faster than many small ones."""
+        """Join all rows: few large arrays are sent to another process faster than many small ones."""
         self.tokens = [np.concatenate([np.zeros(0, np.int32), *self.tokens])]
         if self.carries_loss is not None:
             self.carries_loss = [np.concatenate([np.zeros(0, bool), *self.carries_loss])]

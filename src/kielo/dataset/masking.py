@@ -66,7 +66,7 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
 
 
 class Masking:
-    """Hides tokens of batches. causal_share: of the sequences, for the hybrid objective."""
+    """Hides tokens of batches. `causal_share` is the share of causal sequences (hybrid objective)."""
 
     def __init__(
         self, seed: int, kind: MaskingKind, vocabulary: MaskingVocabulary, causal_share: float = 0.0

@@ -114,7 +114,7 @@ def pack_share(
 
 
 class PackProgress(NamedTuple):
-    """finished: of `parts`, one for each file of the corpus. is_joined: the shards are current."""
+    """Progress of packing. Each file of the corpus is a part. `is_joined`: the shards are current."""
 
     finished: int
     parts: int

@@ -165,7 +165,7 @@ def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) 
 
 
 def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer: TextTokenizer) -> float:
-    """Return bytes of text a token. Refuse ids that differ from the tokenizer's ids of their text."""
+    """Return bytes of text a token. Refuse ids if the tokenizer's ids of their text differ too often."""
     rows = [row for row in rows if len(row)]
     texts = decode(tokenizer, [row.tolist() for row in rows])
     tokens = sum(map(len, rows))
@@ -220,8 +220,8 @@ def note_places(
 ) -> tuple[Manifest, list[Path]]:
     """Write into the manifest of a finished stage where the same files are now. Return it.
 
-    Changed files are read. If the content of some differs, they are returned, and nothing is written. Files
-    without a checksum, described by an earlier version, are accepted.
+    Changed files are read. If the content of some files differs, these files are returned and nothing is
+    written. Files without a checksum, described by an earlier version, are accepted.
     """
     counts = counts_of(folder, manifest, PackCounts)
     sources, changed = dict(counts.sources), list[Path]()

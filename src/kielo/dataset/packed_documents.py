@@ -22,7 +22,7 @@ WithIds = tuple[Document, list[int] | None]  # a document as the corpus has it, 
 
 
 class SampleDocument(NamedTuple):
-    """A document. place: its source and id. messages: of a conversation. ids: with its frame, or None."""
+    """A document. `place` is its source and id. `messages` are a conversation's. `ids` include the frame."""
 
     place: str
     text: str

@@ -163,7 +163,7 @@ class Pieces:
 
 
 class PackedSequences:
-    """The packed sequences of one source at one length. The pieces are mapped. num_sequences: of an epoch."""
+    """The sequences of one source at one length. Pieces are mapped. An epoch has `num_sequences`."""
 
     def __init__(self, tokens_folder: Path | str, source: str, sequence_length: int, seed: int):
         folder, manifest = packing_folder(tokens_folder), packing_manifest(tokens_folder)

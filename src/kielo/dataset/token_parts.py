@@ -55,7 +55,7 @@ IDS = ".ids.txt"
 
 
 class TokenPartWriter:
-    """A writer of a part's shards. has_loss_mask: of the held-out documents of all sources."""
+    """A writer of a part's shards. With `has_loss_mask` the held-out documents of all sources have a mask."""
 
     def __init__(self, folder: Path, vocab_size: int, has_loss_mask: bool):
         self._folder, self._vocab_size, self._has_loss_mask = folder, vocab_size, has_loss_mask
@@ -111,7 +111,7 @@ class _Shard:
 
 
 class TokenParts:
-    """The parts of the shards in `tokens_folder`, one a file of the corpus. section: of their manifest."""
+    """The parts of the shards in `tokens_folder`, one a file of the corpus. Manifests have `section`."""
 
     def __init__(
         self,

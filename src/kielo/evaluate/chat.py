@@ -16,7 +16,7 @@ from kielo.tokenizer.load import vocabulary_size
 
 @dataclass(frozen=True)
 class TokenShare:
-    """A token of an answer. probability: before temperature and top-k. others: the two likeliest others."""
+    """A token of an answer, its probability before temperature and top-k, and the two likeliest others."""
 
     text: str
     probability: float
@@ -25,7 +25,7 @@ class TokenShare:
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt and its answer. shares: of each token, with the token that ended the answer."""
+    """A prompt and its answer. `shares` has each token of the answer and the token that ended it."""
 
     prompt: str
     answer: str
@@ -34,9 +34,9 @@ class Turn:
 
 
 class Chat:
-    """Turns with one model: by its chat template, or as one text that both continue.
+    """Turns with one model: by its chat template, or as one text that user and model continue.
 
-    is_plain: no template even if the tokenizer has a chat template.
+    With `is_plain` the tokenizer's chat template is not used.
     """
 
     def __init__(self, folder: Path, is_plain: bool = False) -> None:
@@ -52,7 +52,7 @@ class Chat:
         return self._template is not None
 
     def answer(self, prompt: str, sampling: Sampling, prints: bool = True) -> Turn:
-        """Answer the prompt after the turns before it; print the answer while it grows, and add the turn.
+        """Answer the prompt after the turns before it. Print the answer while it grows, and add the turn.
 
         Turns that the model's context cannot contain are left out, the oldest first. Ctrl-C ends the answer,
         not the program. Raises KieloError for a prompt that is longer than the context.
@@ -103,7 +103,7 @@ class _Recorder(Printer):
         self.shares: list[TokenShare] = []
 
     def watch(self, ids: Tensor, logits: Tensor) -> Tensor:
-        """Keep the probabilities of the next token [vocab]; return the logits as they are."""
+        """Keep the probabilities of the next token [vocab]. Return the logits as they are."""
         self._probabilities = torch.softmax(logits[0].float(), dim=-1)
         return logits
 

@@ -41,9 +41,9 @@ class Contender:
 
     None) -> logits_bsv`.
 
-    start_id: the token that precedes the first document. module: Kielo's model; None for transformers'.
+    start_id: the token that precedes the first document. module: Kielo's model, None for transformers'.
     first_ids: the first tokens of each document, as in training or by the post-processor of a Hugging Face
-    folder; `[CLS]` in the causal use of an encoder. They are given, so their bits do not count.
+    folder; `[CLS]` in the causal use of an encoder. They are given: their bits do not count.
     """
 
     name: str
@@ -178,8 +178,8 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
 def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | str) -> Any:
     """Load transformers' model from the folder alone, onto the GPU if this machine has one.
 
-    num_tokens: of its tokenizer. Raise KieloError if transformers cannot load it, if tensors are missing, and
-    if its vocabulary is smaller than the tokenizer's.
+    `num_tokens` is the tokenizer's size. Raise KieloError if transformers cannot load the model, if tensors
+    are missing, or if the model's vocabulary is smaller than the tokenizer's.
     """
     from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
 
@@ -270,7 +270,7 @@ def token_stream_bits(
 ) -> float:
     """Return the total bits of the stream of tokens [n], which starts a document.
 
-    stride: default half a sequence. counted: bool [n], the tokens whose bits count; None: all.
+    `stride` defaults to half a sequence. `counted` (bool [n]) has the tokens whose bits count, None for all.
     """
     length = min(contender.sequence_length, len(tokens))
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)

@@ -108,9 +108,9 @@ def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
 def by_length(
     num_items: int, length_of: Callable[[int], int], rows_of: Callable[[int], int] = lambda _: 1
 ) -> Iterator[list[int]]:
-    """Yield numbers of items of one length, together about `TOKENS_AT_ONCE` tokens, at least one item.
+    """Yield groups of item numbers, each of one length and about `TOKENS_AT_ONCE` tokens together.
 
-    rows_of: sequences of an item.
+    A group has at least one item. `rows_of` returns the number of sequences of an item.
     """
     for length, numbers in groupby(sorted(range(num_items), key=length_of), key=length_of):
         together: list[int] = []

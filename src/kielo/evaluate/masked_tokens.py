@@ -115,7 +115,7 @@ class TokenBaselines:
     def neighbours(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Return the likeliest token between two [n], by the first-order Markov chain of the counts.
 
-        That is the x of the largest count(before, x) · count(x, after) / count(x). If one neighbour is
+        The token is the x of the largest count(before, x) · count(x, after) / count(x). If one neighbour is
         hidden, or no token was seen between them, the other neighbour decides, the token before first.
         """
         found = np.where(

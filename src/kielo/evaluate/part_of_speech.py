@@ -136,7 +136,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
 
 
 def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pieces: str) -> np.ndarray:
-    """Return the states of all words in order, fp32 [words, d]; 0 for a word without a token.
+    """Return the states of all words in order, fp32 [words, d], or 0 for a word without a token.
 
     A sentence that is longer than a sequence is read in parts.
     """

@@ -41,7 +41,7 @@ def pseudo_log_likelihoods(
 def hidden_in_turn(encoder: Encoder, ids: Sequence[int], within_word: bool) -> np.ndarray:
     """Return a text once for each of its tokens, with that token hidden, int64 [n, s].
 
-    within_word: also hide the later tokens of its word.
+    With `within_word` the later tokens of its word are hidden too.
     """
     sequence, first = encoder.sequence(ids), len(encoder.first)
     tokens = np.asarray(ids, np.int64)

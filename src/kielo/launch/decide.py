@@ -74,7 +74,7 @@ def attempts(file: Path) -> list[Attempt]:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Return the lines that are not empty; [] without the file."""
+    """Return the lines that are not empty, or [] without the file."""
     try:
         return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
     except (FileNotFoundError, NotADirectoryError):

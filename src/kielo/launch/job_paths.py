@@ -34,7 +34,7 @@ class JobPath:
 
 
 def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
-    """Return what the jobs read and write, each path once. packs: without the node's own folder."""
+    """Return each path that the jobs read or write once. `packs` leaves out the node's own folder."""
     of_node = JobPath(plan.jobs_of_site.node_folder, WRITES, "caches, on each node")
     return [*_shared(plan, packs), *([] if packs else [of_node])]
 
@@ -114,7 +114,7 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
 
 
 def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
-    """Yield the Python of the ranks and its packages; a squashed environment as its one file."""
+    """Yield the Python of the ranks and its packages, a squashed environment as its one file."""
     if plan.image:
         yield _read(Path(plan.image), "the container's image")
     if plan.made is not None and plan.made.squash:

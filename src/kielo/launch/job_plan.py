@@ -84,14 +84,14 @@ class JobPlan:
 
     @property
     def image(self) -> str:
-        """The container's image; empty: none."""
+        """The container's image, or "" for none."""
         if self.wishes.image is None:
             return self.jobs_of_site.image if self.made is None else self.made.image
         return "" if self.wishes.image == "none" else self.wishes.image
 
     @property
     def venv(self) -> str:
-        """The virtual environment as ranks see it; empty: none."""
+        """The virtual environment as ranks see it, or "" for none."""
         if self.wishes.venv is not None:
             return str(Path(self.wishes.venv).absolute())
         return self.made.venv if self.made else ""
@@ -126,7 +126,7 @@ def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partit
 
 
 def network_needed(plan: JobPlan) -> str:
-    """Return a sentence on missing downloads that the nodes cannot reach; "" if there are none."""
+    """Return a sentence on missing downloads that the nodes cannot reach, or "" if there are none."""
     lacking = [] if plan.site.internet_on_compute_nodes else missing(plan.recipe)
     if not lacking:
         return ""
@@ -222,7 +222,7 @@ def most_nodes(partition: Partition, of_site: Jobs, site: Cluster) -> int:
 
 
 def longest_hours(partition: Partition, of_site: Jobs, site: Cluster) -> float | None:
-    """Return the longest job in this partition, in hours; None if no card says it."""
+    """Return the longest job in this partition, in hours, or None if no card says it."""
     usual = site.max_wall_hours if partition is of_site.partitions[0] else None
     return partition.max_hours or usual
 

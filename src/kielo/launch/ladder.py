@@ -93,7 +93,7 @@ def state(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class RungPlan:
-    """One layout on one number of nodes; `planned` is None if no card has the devices' speed."""
+    """One layout on one number of nodes. `planned` is None if no card has the devices' speed."""
 
     plan: JobPlan
     planned: PlannedLayout | None
@@ -103,7 +103,7 @@ class RungPlan:
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """The rungs on one number of nodes; `job` runs `to_run`, which are not measured yet."""
+    """The rungs on one number of nodes. `job` runs `to_run`, which are not measured yet."""
 
     nodes: int
     rungs: list[RungPlan]
@@ -140,7 +140,7 @@ def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None, jobs: int) 
 
 
 def best_layouts(run: RunToPlan, nodes: int) -> list[PlannedLayout]:
-    """Return the fastest layouts by plan: of different axes first, then others of the same axes."""
+    """Return the fastest layouts of the plan: different axes first, then further layouts of these axes."""
     found = search(run, [nodes])
     ranked = found.ranked.get(nodes, [])
     if not ranked:
@@ -233,7 +233,7 @@ def write_ladder(recipe: Recipe, ladder: Sequence[NodesPlan]) -> tuple[Path, dic
 
 
 def read_ladder(folder: Path) -> Ladder:
-    """Read the ladder, with what its rungs have measured by now. Raises KieloError if it does not exist."""
+    """Read the ladder with its rungs' measurements until now. Raises KieloError if it does not exist."""
     found = read_json(folder, Ladder)
     if found is None:
         raise KieloError(f"{folder}: has no {Ladder.FILE_NAME}. Fix: kielo launch RECIPE --ladder 1,2")
@@ -246,7 +246,7 @@ def _outcome(rung: Path) -> dict[str, MeasuredSpeed | str | None]:
 
 
 def waiting_job(above: Path, scheduler: str) -> str:
-    """Return a job of the ladder's `above`, NODES_nodes, that the scheduler still has; "" for none."""
+    """Return a job of the ladder's `above`, NODES_nodes, that the scheduler still has, or "" for none."""
     ids = [job for file in sorted(above.glob("job_*/chain/jobs")) for job in job_ids(file)]
     return next(iter(states(scheduler, ids) or {}), "")
 

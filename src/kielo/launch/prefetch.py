@@ -40,10 +40,10 @@ Say = Callable[[str], None]
 
 
 def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list[Brought]:
-    """Bring what the recipe downloads into `folder`. Return it, and list it there.
+    """Bring text, weights, tokenizers and wheels into `folder`. Return their list and write it there.
 
-    python: version that wheels are brought for, as "3.12"; None: no wheels. Raises KieloError for a failed
-    part. Earlier parts stay, and the same call resumes.
+    `python` is the version of the wheels, such as "3.12"; None brings no wheels. Raise KieloError for a
+    failed part. Earlier parts stay, and the same call resumes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     brought = [*_texts(recipe, folder, say), *_of_hub(recipe, folder, say)]

@@ -43,7 +43,7 @@ class Scheduler:
     ends: Callable[[Sequence[str]], dict[str, str]] = lambda ids: {}  # ids → how the jobs ended
 
     def request_lines(self, plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
-        """Return the lines of job.sh that the scheduler reads. packs: for one process on a node."""
+        """Return the scheduler's lines of job.sh. With `packs` they request one process on a node."""
         return request(self.prefix, self.request(plan, folder, packs))
 
     def parts(self) -> tuple[str, str]:

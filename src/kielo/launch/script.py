@@ -83,7 +83,7 @@ def _submission(
 
 
 def environment_script(plan: JobPlan) -> str:
-    """Return environment.sh: what each rank has in its environment, and the commands that it starts."""
+    """Return environment.sh: each rank's environment variables, and the commands that it starts."""
     of_site = plan.jobs_of_site
     lines = [
         comment(f"Environment of every rank on {plan.site.name}; rank.sh reads it."),
@@ -136,7 +136,7 @@ def _about(plan: JobPlan) -> list[str]:
 
 
 def _container(plan: JobPlan, packs: bool = False) -> list[str]:
-    """Return the command in which Kielo starts, with the paths that it sees; [] without a container."""
+    """Return the command in which Kielo starts, with the paths that it sees, or [] without a container."""
     if not plan.image:
         return []
     return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan, packs)), plan.image]

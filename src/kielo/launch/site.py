@@ -159,7 +159,7 @@ def site_script(plan: SitePlan) -> str:
 
 
 def site_page(plan: SitePlan) -> str:
-    """Return site.md: what the card knows, with its sources, the steps of the script, what is missing."""
+    """Return site.md: the card's facts with their sources, the steps of the script, and missing facts."""
     import jinja2  # takes 0.1 s
 
     folder, strict = jinja2.FileSystemLoader(_SCRIPTS), jinja2.StrictUndefined

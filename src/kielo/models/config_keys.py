@@ -221,7 +221,7 @@ class NoWindows(Entry):
 
 
 class Windows(Entry):
-    """layer_types and sliding_window; every `full_every`-th layer (keys: `pattern`) has no window."""
+    """layer_types and sliding_window. Every `full_every`-th layer (keys: `pattern`) has no window."""
 
     ours = ("sliding_window", "layer_types")
 
@@ -248,8 +248,8 @@ class Windows(Entry):
 class Rope(Entry):
     """RoPE's base and scaling, the same in all layers. Exports have the spelling of transformers 4.
 
-    theta, default: key of the base in config.json, and its default. rotary_pct: default of the key of that
-    name, for families that rotate a share of each head.
+    `theta` is the base's key in config.json, `default` its default. `rotary_pct` is the default of
+    config.json's rotary_pct, in families that rotate a share of each head.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Rope(Entry):
 class RopeByKind(Entry):
     """RoPE with a base of its own in windowed layers, or one base and a scaling of full layers only.
 
-    transformers 5 writes `rope_parameters` with a table for each kind of layer; transformers 4 writes the
+    transformers 5 writes `rope_parameters` with a table for each kind of layer, transformers 4 the
     `rope_scaling` of full layers and a key for each base. theta, windowed: (key, default) of each base, or no
     default if versions of transformers differ in it.
     """

@@ -168,7 +168,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> JsonTable:
-    """Return an export's config.json, which transformers 4 and 5 read. dtype: of stored weights."""
+    """Return an export's config.json, which transformers 4 and 5 read. `dtype` is the weights'."""
     family = FAMILIES[model.model_type]
     written: JsonTable = {"model_type": model.model_type} if family.in_transformers else {}
     for entry in config_entries(model.model_type):

@@ -12,10 +12,10 @@ from kielo.recipe.sections import CompleteModel
 class LayerParts:
     """The parts of a family's model, from which its checks and sizes and the planner's numbers follow.
 
-    mlp_matrices: 3 for a gated MLP, else 2. norms: of whole hidden states. norms_inputs: attention and MLP
-    read the output of a norm. is_parallel: attention and MLP read the same hidden states. relative_rows:
-    number of relative positions that scores have terms for. mlp_ratio: intermediate_size / hidden_size, if it
-    is fixed. The model may be incomplete.
+    mlp_matrices: 3 for a gated MLP, else 2. norms: the number of norms of whole hidden states. norms_inputs:
+    attention and MLP read the output of a norm. is_parallel: attention and MLP read the same hidden states.
+    relative_rows: number of relative positions that scores have terms for. mlp_ratio: intermediate_size /
+    hidden_size, if it is fixed. The model may be incomplete.
     """
 
     mlp_matrices: Literal[2, 3]
@@ -34,8 +34,8 @@ class LayerParts:
 class OtherParameters(NamedTuple):
     """Numbers of parameters of a complete model besides the matrices of layers and vocabulary.
 
-    norms: of all norms of a layer. output: multiply a token after the layers. input: multiply no token.
-    has_output_bias: of attention, None: as its other biases.
+    `norms` are in all norms of a layer. `output` multiply a token after the layers, `input` multiply no
+    token. has_output_bias: attention's output has a bias. None: as `attention_bias`.
     """
 
     norms: int

@@ -27,12 +27,12 @@ _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num
 
 
 def style_of(plan: dict[str, str], module_name: str) -> str | None:
-    """Return the style that a family's plan gives a module; None for a module that the plan does not name."""
+    """Return the style that a family's plan gives a module, None for a module that the plan does not name."""
     return plan.get(".".join("*" if part.isdigit() else part for part in module_name.split(".")))
 
 
 def parameter_shapes(config: CompleteModel) -> dict[str, tuple[int, ...]]:
-    """Return name → whole shape, in the model's order; a tied head is left out."""
+    """Return name → whole shape, in the model's order. A tied head is left out."""
     tables = module(config.model_type, "tables")
     names = tables.to_hugging_face(config)
     return {name: _shape(config, name, tables.TENSOR_PARALLEL_PLAN) for name in names}
@@ -75,13 +75,13 @@ def _matrix(config: CompleteModel, last: str) -> tuple[int, int]:
 
 
 def parameters(config: CompleteModel) -> int:
-    """Return the number of all parameters; a tied head counts once."""
+    """Return the number of all parameters. A tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return input_embedding + _others(config).input + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: CompleteModel) -> int:
-    """Return the number of parameters that multiply a token; the head counts, tied or not."""
+    """Return the number of parameters that multiply a token. The head counts, tied or not."""
     head = config.vocab_size * config.hidden_size
     return config.num_hidden_layers * layer_parameters(config) + _others(config).output + head
 

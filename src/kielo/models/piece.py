@@ -14,7 +14,7 @@ class Piece:
     """Rows of the stored tensor `name` from `first_row` on, in blocks of `block_rows` every `stride_rows`.
 
     Without `block_rows` the rows are contiguous. transposed: the file has [columns, rows]. rows: the number
-    of the parameter's rows in the file, None for all; the other rows are padding and zero.
+    of the parameter's rows in the file, None for all. The other rows are padding and zero.
     """
 
     name: str

@@ -117,13 +117,13 @@ def with_shape(model: Model) -> Model:
 
 
 def count(model: Model) -> int:
-    """Return the number of parameters of a model with a shape; with 2048 positions (a GPT's), if unset."""
+    """Return the number of parameters of a model with a shape, with 2048 positions (a GPT's) if unset."""
     full = complete(model, model.max_position_embeddings or 2048)
     return parameters(full)
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
-    """Return (layers, hidden_size), interpolated; beyond the anchors depth and width grow alike."""
+    """Return (layers, hidden_size), interpolated. Beyond the anchors depth and width grow alike."""
     sizes = [size for size, _, _ in anchors]
     index = min(max(bisect_left(sizes, wanted), 1), len(anchors) - 1)
     (low, few, narrow), (high, many, wide) = anchors[index - 1], anchors[index]
@@ -136,7 +136,7 @@ def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tup
 
 
 def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
-    """Yield shapes around the usual one; from a billion parameters on they split over 8 tensor ranks."""
+    """Yield shapes around the usual one. From a billion parameters on they split over 8 tensor ranks."""
     for kind in _heads(usual, model.params or 0, hidden):
         for depth in range(max(1, int(layers * 0.7)), math.ceil(layers * 1.4) + 1):
             for width in _mlp_widths(usual, kind["hidden_size"]):
@@ -174,7 +174,7 @@ def _groups(heads: int) -> int:
 
 
 def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
-    """Return widths around the usual ratio in multiples of 256; the ratio alone if it is 4."""
+    """Return widths around the usual ratio in multiples of 256, or the ratio alone if it is 4."""
     if usual.mlp_ratio == 4.0 and not usual.wide_heads:
         return [4 * hidden]
     multiple = 256 if hidden >= 1024 else 64

@@ -28,7 +28,7 @@ def normalise_rope(
     where: str = "model.",
     rotary_share: float = 1.0,
 ) -> tuple[float, Scaling | None]:
-    """Return (base, scaling) in one spelling; the scaling is None for "default".
+    """Return (base, scaling) in one spelling. The scaling is None for "default".
 
     transformers 4 writes `rope_theta` beside `rope_scaling`, transformers 5 `rope_parameters` with both
     inside. rotary_share: the rotated share of each head, if it varies. Raise KieloError for other types and

@@ -43,7 +43,7 @@ def apply_compile(model: Decoder) -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run layers without their compiled code; kernels such as FlexAttention compile by themselves."""
+    """Run layers without their compiled code. Kernels such as FlexAttention compile by themselves."""
     compiled = [(layer, layer.forward) for layer in model.modules() if "uncompiled_forward" in vars(layer)]
     try:
         for layer, _ in compiled:

@@ -99,7 +99,7 @@ class GatherMaskMaker(ContextMaskMaker):
     def forward(
         self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Return window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
+        """Return window → mask. A `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
         positions_s = self.checked_positions(positions_s)
         whole_length = length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)

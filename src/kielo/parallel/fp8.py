@@ -118,9 +118,9 @@ def scale_weights(model: nn.Module) -> None:
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     """Make forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
 
-    The head's products, too. It is for comparing gradients of the same batch, not for training: compiled
+    The head's products do too. Use it to compare gradients of the same batch, not for training: compiled
     layers run uncompiled, and weights that FSDP gathers in FP8 are gathered again for each product. Enter and
-    leave it between steps.
+    leave between steps.
     """
     linears = _fp8_linears(model)
     if not linears:
@@ -157,7 +157,7 @@ def _multiply_wide(linear: nn.Linear, shard: Tensor | None, mesh: Mesh, x: Tenso
 
 
 class _WideWeight(torch.autograd.Function):
-    """Gather a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
+    """Gather a weight in its compute dtype, before it is rounded to FP8. The gradient is the weight's."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shard: Tensor, axis: DeviceMesh) -> Tensor:

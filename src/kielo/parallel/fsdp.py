@@ -52,7 +52,7 @@ class _ReduceInBf16:
     """The reduction of FSDP2 (`set_custom_reduce_scatter`) with buffers in bf16.
 
     FSDP2 takes these buffers from here, and rounds gradients as it copies them in. The all-reduce across
-    replicas works on the same buffer; the result is converted to the parameter's fp32.
+    replicas works on the same buffer. The result is converted to the parameter's fp32.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

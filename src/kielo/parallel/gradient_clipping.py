@@ -17,8 +17,8 @@ def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[
     """Return the sum of each tensor's values over its parts, the same bits on all ranks that hold any.
 
     values: [k] of this rank's part of each of `tensors`, on the part's device. Of ranks with the same part
-    only the first counts; the others add zeros, which is exact. All ranks call it together, with the same
-    tensors; each axis costs one all-reduce.
+    only the first counts. The others add zeros, which is exact. All ranks call it together, with the same
+    tensors. Each axis costs one all-reduce.
     """
     sums = list(values)
     of_mesh: dict[DeviceMesh, list[tuple[int, DTensor]]] = defaultdict(list)
@@ -76,7 +76,7 @@ def _copies(gradient: Tensor, mesh: Mesh) -> int:
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> Tensor:
-    """Clip gradients as torch.nn.utils.clip_grad_norm_ does; return their norm before that."""
+    """Clip gradients as torch.nn.utils.clip_grad_norm_ does. Return their norm before that."""
     norm = gradient_norm(model, mesh)
     coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     # On the CPU the value costs nothing to read, and multiplying by one costs a pass over memory.

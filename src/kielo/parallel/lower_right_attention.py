@@ -25,7 +25,7 @@ def has_kernel(q_bhqk: Tensor) -> bool:
 
 
 def attend_to_all(q_bhqk: Tensor, k_bgnk: Tensor, v_bgnk: Tensor, scale: float | None = None) -> Tensor:
-    """Return [b, h, q, k]. The queries are the last q of n positions; scale: None for 1/√k."""
+    """Return [b, h, q, k]. The queries are the last q of n positions. `scale` is None for 1/√k."""
     scale = q_bhqk.shape[-1] ** -0.5 if scale is None else scale
     return OPERATOR(q_bhqk, k_bgnk, v_bgnk, scale)[0]
 

@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=OnMeta)
 
 
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
-    """Give `model` memory on `device` and values from `fill(name, global shape, box)`; return the model.
+    """Give `model` memory on `device` and values from `fill(name, global shape, box)`. Return the model.
 
     `fill` returns the box that this rank holds (fp32, CPU), and is called once for tied parameters. None
     leaves the memory uninitialised. is_offloaded: parameters are on the CPU, as FSDP2's offload policy needs.
@@ -51,7 +51,7 @@ def _fill(model: OnMeta, fill: Fill) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
+    """Return this rank's part of a DTensor, sharing its memory. A plain tensor is its own part.
 
     A tensor class with its own gather (torchao's FP8 weights) has the values in an inner tensor.
     """

@@ -37,11 +37,11 @@ class Mesh:
         self._axes_of_parameters = _by_name(parameters)
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Return an axis of computing, or several; a single axis is the same object each time."""
+        """Return an axis of computing, or several. A single axis is the same object each time."""
         return self._axes.get(axis) or self.ranks[axis]
 
     def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Return an axis of weights, or several; a single axis is the same object each time."""
+        """Return an axis of weights, or several. A single axis is the same object each time."""
         return self._axes_of_parameters.get(axis) or self.parameters[axis]
 
 
@@ -50,7 +50,7 @@ def _by_name(ranks: DeviceMesh) -> dict[str | tuple[str, ...], DeviceMesh]:
 
 
 def build_mesh(world: World, layout: Layout) -> Mesh:
-    """Arrange the world's ranks as in `layout`; communicators are made and warmed one after another.
+    """Arrange the world's ranks as in `layout`. Communicators are made and warmed one after another.
 
     `init_device_mesh` would make all at once without a time limit, and for an axis of size 1 a group for
     every rank of the world on every rank. Raise KieloError if the sizes do not fit the world, or ranks do not
@@ -120,7 +120,7 @@ def _whole_world() -> dist.ProcessGroup:
 
 
 def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
-    """Return the groups in which all ranks begin the same collectives, and no messages between two ranks."""
+    """Return the groups in which all ranks begin the same collectives but no messages between two ranks."""
     pipeline = mesh["pipeline"].get_group() if mesh["pipeline"].size() > 1 else None
     return [group for group in communicators(mesh) if group is not pipeline]
 
@@ -139,12 +139,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return the sum over all ranks that see different tokens, a new tensor, the same on each of them."""
+    """Return the sum over all ranks that see different tokens, as a new tensor, the same on each rank."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """Return the sum over all ranks of these axes, a new tensor, the same on each of them."""
+    """Return the sum over all ranks of these axes, as a new tensor, the same on each rank."""
     total = tensor.detach().clone()
     for axis in reversed(axes):
         if axis.size() > 1:

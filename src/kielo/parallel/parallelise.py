@@ -30,7 +30,7 @@ def parallelise(
     fp8: Fp8 = _NO_FP8,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> Decoder | Stages:
-    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages."""
+    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta). Return it, or this rank's stages."""
 
     def parallel(model: Decoder) -> Decoder:
         if precision == "fp8":

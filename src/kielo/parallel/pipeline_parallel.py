@@ -137,7 +137,7 @@ class Stages(nn.Module):
 
 
 def cut(model: Decoder, stage: int, num_stages: int, layers: range) -> Decoder:
-    """Leave only the modules of `stage` in `model` (best on meta), in place; layers keep their numbers."""
+    """Leave only the modules of `stage` in `model` (best on meta), in place. Layers keep their numbers."""
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
     if stage < num_stages - 1:

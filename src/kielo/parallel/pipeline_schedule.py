@@ -89,8 +89,8 @@ class LeanStage(PipelineStage):
 class ScatteringStage(LeanStage):
     """A stage that reduces gradients after each backward pass, as FSDP2 does at ZeRO degrees 2 and 3.
 
-    So the sum over micro-batches is a shard, and not whole as in torch's stage. Not for schedules that split
-    the backward pass: torch runs its halves past the hooks by which FSDP2 sees a layer's gradients.
+    So the sum over micro-batches is a shard, not whole as in torch's stage. Not for schedules that split the
+    backward pass: torch runs its halves past the hooks by which FSDP2 sees a layer's gradients.
     """
 
     def backward_maybe_with_nosync(

@@ -86,12 +86,12 @@ def gather(x_bsd: Tensor, axis: TensorAxis | None) -> Tensor:
 
 
 def start_gather(part_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Start an all-gather of [b, s/t, d]; the result, after `wait`, is [t·b, s/t, d]."""
+    """Start an all-gather of [b, s/t, d]. The result, after `wait`, is [t·b, s/t, d]."""
     return _collectives.all_gather_into_tensor(part_bsd.contiguous(), axis.ranks, axis.group_name)
 
 
 def start_sum(x_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Start the sum over the ranks; the result, after `wait`, is [b, s/t, d] if ranks hold parts."""
+    """Start the sum over the ranks. The result, after `wait`, is [b, s/t, d] if ranks hold parts."""
     if not axis.along_sequence:
         return _collectives.all_reduce(x_bsd, "sum", axis.group_name)
     by_rank = x_bsd.unflatten(1, (axis.ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
@@ -103,7 +103,7 @@ def wait(coming: Tensor) -> Tensor:
 
 
 def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
-    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy if b is 1."""
+    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d], without a copy if b is 1."""
     if parts.shape[0] == ranks:
         # Not a transposition: by its stride of the first dim torch would multiply by bmm and not by mm, whose
         # results `recompute = "operators"` keeps.
@@ -112,7 +112,7 @@ def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
 
 
 def needed_now(ctx: Any) -> tuple[bool, ...]:
-    """Return which gradients this pass asks for. ctx.are_tensors: which of the inputs are tensors.
+    """Return which gradients this pass asks for. `ctx.are_tensors` marks the inputs that are tensors.
 
     A schedule that splits the backward runs the node twice, for its input and then for its weights, but
     `ctx.needs_input_grad` is True for both each time.
@@ -134,7 +134,7 @@ def _runs(node: Any) -> bool:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, with its gradients; a plain tensor is its own part."""
+    """Return this rank's part of a DTensor, with its gradients. A plain tensor is its own part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -246,7 +246,7 @@ class _Accumulated(torch.autograd.Function):
 
 
 def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis) -> Tensor:
-    """Start an all-gather in the backward pass; the result, after a wait, is [t·b, s/t, d]."""
+    """Start an all-gather in the backward pass. The result, after a wait, is [t·b, s/t, d]."""
     if torch.compiler.is_compiling():
         return _gather_in_backward(part_bsd.contiguous(), gradient, axis.ranks, axis.group_name)
     return start_gather(part_bsd, axis)
@@ -254,7 +254,7 @@ def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis)
 
 @torch.library.custom_op("kielo::gather_in_backward", mutates_args=())
 def _gather_in_backward(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Start an all-gather; `gradient` keeps a compiler from taking it for the forward's gather."""
+    """Start an all-gather. `gradient` keeps a compiler from taking it for the forward's gather."""
     return torch.ops._c10d_functional.all_gather_into_tensor(part, ranks, group_name)
 
 
@@ -331,7 +331,7 @@ def _rows(x: Tensor) -> Tensor:
 def summed_product(
     x: Tensor, weight: Tensor, group_name: str, ranks: int, along_sequence: bool, chunks: int
 ) -> Tensor:
-    """Multiply [b, s, f/t] with a weight [d, f/t] and sum; the axis is given by its fields."""
+    """Multiply [b, s, f/t] with a weight [d, f/t] and sum. The axis is given by its fields."""
     return multiply_and_sum(x, weight, TensorAxis(group_name, ranks, along_sequence, chunks))
 
 

@@ -38,7 +38,7 @@ _ATTENTION_KERNELS = (
 
 
 def apply_recompute(model: Decoder, layout: Layout) -> None:
-    """Recompute in every n-th layer; `forward` is replaced and no module added, so names do not change."""
+    """Recompute in every n-th layer. `forward` is replaced and no module added, so names do not change."""
     policy, parts = layout.recompute, layout.recomputed
     if not parts:
         return

@@ -95,7 +95,7 @@ def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_b
 
 
 def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
-    """Norm features that tensor ranks share, x [..., f/t], by mean and variance of all of them, in fp32."""
+    """Norm features that tensor ranks share, x [..., f/t], by mean and variance of all features, in fp32."""
     return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
 
 

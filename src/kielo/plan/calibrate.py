@@ -85,7 +85,7 @@ pipeline_exposed step_seconds latency_seconds tensor_launch network node"""
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
     """Measure the machine of the runs with these metrics.jsonl. Raises KieloError for short or mixed runs.
 
-    site: default, for GPUs the first cluster card that has them, for processors one node.
+    `site` defaults to the first cluster card with these GPUs, or to one node for processors.
     """
     runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:
@@ -274,7 +274,7 @@ def fit_drawn_to_priors(
 
     Minimise the squares of `errors` [n] × `weights` (pseudo-Huber beyond `_BEND`, Charbonnier et al. 1997, so
     that a wrong row does not pull the fit), and of the distance from `mean` by `spread`: standard deviations
-    [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends on; parameters that
+    [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends on. Parameters that
     share no error are moved at once. Raises KieloError without scipy.
     """
     try:

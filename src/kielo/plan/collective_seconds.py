@@ -53,7 +53,7 @@ def tensor_halves(work: Workload) -> Column:
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Compute exposed seconds of tokens to their experts and back; links in and between nodes at once."""
+    """Compute exposed seconds of tokens to their experts and back. Links in and between nodes overlap."""
     times = work.expert_layers * (4 + 2 * work.layers_again)
     bytes_each = work.tokens / work.tensor * work.experts_each * work.hidden * _BF16_BYTES
     near = np.clip(work.node_devices / work.expert_tensor, 1, work.expert_ranks)

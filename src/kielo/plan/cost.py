@@ -95,8 +95,8 @@ class Cost:
 def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | None = None) -> Cost:
     """Compute the cost of all phases on this layout, in jobs of at most `wall_hours`.
 
-    wall_hours: default, the site's longest. rate: how often devices fail; default, never. Raises KieloError
-    for what `resolve` refuses, if a job would end before its first save, and if failures leave it no time.
+    `wall_hours` defaults to the site's longest. Without a `rate` no device fails. Raise KieloError if
+    `resolve` refuses the run, a job would end before its first save, or failures leave it no time.
     """
     run = planned.run
     resolved = resolved_of(planned)

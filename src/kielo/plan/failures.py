@@ -71,7 +71,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies in the nodes' memory, every `between` steps. cost.safe: until the neighbour has the files."""
+    """Copies in the nodes' memory, every `between` steps. A neighbour has one after `cost.safe`."""
 
     between: int
     cost: Save
@@ -145,8 +145,8 @@ def expect(
 ) -> Failures:
     """Return the cost of failures at this rate for a job.
 
-    read_seconds: to read a checkpoint. copies: in memory, if the recipe has any between its saves. A restart
-    writes a copy to the disk before it reads it. If several nodes are lost, it reads a save.
+    A checkpoint is read in `read_seconds`. `copies` are in memory, between the recipe's saves. A restart
+    writes a copy to the disk before it reads it. If several nodes are lost, it reads a saved checkpoint.
     """
     devices = layout.replicate * layout.shard * layout.context * layout.tensor * layout.pipeline
     mean, restart = rate.mean_seconds(devices), restart_seconds(layout, devices, read_seconds)
@@ -172,7 +172,7 @@ def expect(
 def _own_share(
     steps: Steps, save: Save, copies: Copies | None, mean_seconds: float, down_seconds: float
 ) -> float:
-    """Return the effective share as the recipe saves and copies. down_seconds: of a failure of one node."""
+    """Return the effective share as the recipe saves and copies. One failed node costs `down_seconds`."""
     interval = steps.between_saves * steps.seconds
     if copies is None:
         return effective_share(interval, save, mean_seconds, down_seconds)

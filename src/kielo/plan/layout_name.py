@@ -44,7 +44,7 @@ class _Term(NamedTuple):
 
 
 def layout_name(layout: Layout, micro_batch: int) -> str:
-    """Return the layout's name without usual settings. `micro_batch`: in sequences."""
+    """Return the layout's name without usual settings. `micro_batch` is in sequences."""
     return "-".join(term.text for term in _terms(layout, micro_batch) if term.is_in_name)
 
 

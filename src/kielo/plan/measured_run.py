@@ -100,7 +100,7 @@ def has_measured(run_folder: Path) -> bool:
 
 
 def measured_speed(run_folder: Path) -> MeasuredSpeed | None:
-    """Return the speed of a rung's steps, of the size with most rows; None if it is not measured."""
+    """Return the speed of a rung's steps, of the size with most rows, or None if it is not measured."""
     if not has_measured(run_folder):
         return None
     try:

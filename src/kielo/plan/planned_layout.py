@@ -56,7 +56,7 @@ class Pipeline:
 
 
 class Passes(NamedTuple):
-    """Seconds of a micro-batch. again: repeated forward work. exposed: seconds of a hop that block."""
+    """Seconds of a micro-batch. `again` is repeated forward work. A hop blocks for `exposed` seconds."""
 
     layer: float
     head: float
@@ -224,7 +224,7 @@ def plan_layouts(
     phase: FullPhase | None = None,
     simulate: bool = True,
 ) -> list[PlannedLayout]:
-    """Plan each (layout, nodes, micro-batch). simulate: pipelines stage by stage, not by the closed form."""
+    """Plan each (layout, nodes, micro-batch). `simulate` plans pipelines by stages, not a formula."""
     if not layouts:
         return []
     phase = phase or run.phase

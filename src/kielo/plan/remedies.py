@@ -77,7 +77,7 @@ class Remedy:
 
 
 def remedies(planned: PlannedLayout) -> list[Remedy]:
-    """Return up to three ways to make `planned` fit, the least slow first; [] if there is none."""
+    """Return up to three ways to make `planned` fit, the least slow first, or [] if there is none."""
     singles = list(_single_changes(planned))
     found = _that_fit(planned, singles)
     if not found:
@@ -95,7 +95,7 @@ def in_words(planned: PlannedLayout) -> str:
 
 
 def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
-    """Return why a run will not fit its GPUs' memory, with remedies; None if it fits or no card knows."""
+    """Return why a run will not fit its GPUs' memory, with remedies, or None if it fits or no card knows."""
     placement = resolved.placement
     try:
         run = RunToPlan.of(recipe, resolved.identity.model, resolved.identity.train.precision)
@@ -168,7 +168,7 @@ def _speed(planned: PlannedLayout) -> float:
 
 
 def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout, int, int] | None:
-    """Return (layout, nodes, sequences of a micro-batch) with the changes; None if it cannot run."""
+    """Return (layout, nodes, sequences of a micro-batch) with the changes, or None if it cannot run."""
     run, size = planned.run, changes.get("train.micro_batch_sequences", planned.micro_batch)
     nodes = changes.get("nodes", planned.nodes)
     update = {key.removeprefix("layout."): value for key, value in changes.items() if "layout." in key}

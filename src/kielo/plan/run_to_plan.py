@@ -46,8 +46,8 @@ class RunToPlan:
     def of(recipe: Recipe, model: CompleteModel, precision: Precision | None = None) -> "RunToPlan":
         """Return the run on the recipe's cluster, or by the card of its `machine`.
 
-        precision: default, the precision of most steps. Raises KieloError if no card has the devices' speed,
-        and for FP8 on devices without it.
+        `precision` defaults to the precision of most steps. Raise KieloError if no card has the devices'
+        speed, or for FP8 on devices without FP8.
         """
         site = cluster_card(recipe.cluster)
         if recipe.machine:

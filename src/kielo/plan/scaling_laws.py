@@ -113,7 +113,7 @@ def _worth(unique: float, whole: float, worth_of_repeats: float) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One choice of size and tokens. law: the law of its loss; losses of two laws do not compare."""
+    """One choice of size and tokens. law: the law of its loss. Losses of two laws do not compare."""
 
     what: str
     law: str
@@ -122,7 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """rows: from the law's own best to the recipe. complaints: what training would refuse."""
+    """Rows from the law's own best to the recipe, sentences, and complaints for which training refuses."""
 
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]
@@ -156,7 +156,7 @@ def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe |
 
 
 def parameters_of(recipe: Recipe) -> int | None:
-    """Return the parameters that the recipe asks for; None for weights that are not on this machine."""
+    """Return the parameters that the recipe asks for, or None for weights that are not on this machine."""
     if recipe.model.weights is None:
         return parameters_asked(recipe)
     model = model_of_weights_here(recipe.model)

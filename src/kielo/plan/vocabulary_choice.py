@@ -43,7 +43,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Choice:
-    """Cost of a vocabulary: of the text, and of learning the new rows with the body frozen."""
+    """Cost of a vocabulary: training on the text, and learning the new rows with the body frozen."""
 
     vocabulary: Vocabulary
     parameters: int
@@ -85,7 +85,7 @@ def embedding_share(model: CompleteModel, size: int) -> float:
 
 
 class Pricing:
-    """Costs for a complete model, trained like the recipe's longest phase. nodes: None for FLOPs alone."""
+    """Costs for a complete model, trained like the recipe's longest phase. Without `nodes` they are FLOPs."""
 
     def __init__(self, recipe: Recipe, model: CompleteModel, nodes: int | None):
         usual = max(full_phases(recipe), key=lambda phase: phase.tokens)
@@ -101,8 +101,8 @@ class Pricing:
     def choice(self, of: Vocabulary, text_bytes: float, relearn_tokens: int | None = None) -> Choice:
         """Compute the costs of a text of `text_bytes`. Raises KieloError if no layout runs on the nodes.
 
-        relearn_tokens: default, the tokens of the recipe's phases with a frozen body, else
-        `TOKENS_PER_NEW_ROW` each.
+        `relearn_tokens` defaults to the tokens of the recipe's frozen phases. Without such phases it is
+        `TOKENS_PER_NEW_ROW` for each new row.
         """
         model = self._model.model_copy(update={"vocab_size": of.size})
         tokens = round(text_bytes / of.bytes_per_token)
@@ -118,7 +118,7 @@ class Pricing:
         return replace(choice, text_hours=tokens * text_hours, relearn_hours=relearn_tokens * relearn_hours)
 
     def _hours_per_token(self, model: CompleteModel, nodes: int) -> tuple[float, float]:
-        """Plan a token of the text, and a token with the body frozen, on the former's fastest layout."""
+        """Plan a token of the text, and a token with the body frozen, on the first's fastest layout."""
         run = RunToPlan.of(self._recipe, model)
         found = search(run, [nodes])
         if not found.ranked.get(nodes):
@@ -145,13 +145,13 @@ class Advice:
         return cheapest if cheapest.cost <= (1 - _LEAST_SAVING) * kept.cost else kept
 
     def pays_from_bytes(self, choice: Choice) -> float | None:
-        """Return the bytes of text from which a choice costs less than keeping; None for never."""
+        """Return the bytes of text from which a choice costs less than keeping, or None for never."""
         gain = (self.choices[0].text_cost - choice.text_cost) / self.text_bytes
         return None if gain <= 0 else choice.relearn_cost / gain
 
 
 def recipe_tokens(recipe: Recipe) -> int | None:
-    """Return the tokens on which a recipe trains the whole model; None if they follow from its text."""
+    """Return the tokens on which a recipe trains the whole model, or None if they follow from its text."""
     if not recipe.phases and recipe.train.tokens is None:
         return None
     return _tokens(recipe, is_frozen=False)

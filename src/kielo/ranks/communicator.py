@@ -25,7 +25,7 @@ _MOST_NAMED = 32
 
 
 class NoCommunicator(KieloError):
-    """A communicator that did not start. hosts: of the missing ranks, on rank 0, if a launcher names them."""
+    """A communicator that did not start. On rank 0 `hosts` has the missing ranks' hosts, if known."""
 
     def __init__(self, message: str, hosts: Sequence[str] = ()):
         super().__init__(message)
@@ -192,8 +192,8 @@ def _about(missing: list[int], size: int) -> str:
 class TimeLimits:
     """The time limits of collectives of `groups`: long while a range's first steps compile, later short.
 
-    Messages of a pipeline over gloo keep the limit of `Startup.group_timeout`. progress: takes what this rank
-    does.
+    Messages of a pipeline over gloo keep the limit of `Startup.group_timeout`. `progress` records what this
+    rank does.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ _SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
 class Progress:
     """The progress of one rank: its step, what it does, and how long that may take.
 
-    Limits in seconds: floor: the shortest of a step. silent: of silence in a step. first: of long work the
-    first time. later: the shortest later, and of silence during it. file: of waits for files. `has_changed`:
-    limits may have changed.
+    Limits in seconds. floor: the shortest limit of a step. silent: the limit of silence in a step. first: the
+    limit of long work the first time. later: the shortest limit of later long work, and of silence in it.
+    file: the limit of waits for files. `has_changed`: limits may have changed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Progress:
         self._events.append(has_passed)
 
     def marks(self) -> int:
-        """Return how many marks were passed. The heartbeat calls it, and only then the device is asked."""
+        """Return how many marks were passed. The device is asked when the heartbeat calls this."""
         has_passed = False
         with suppress(RuntimeError):  # the training thread will learn of a failed device by itself
             while self._events and self._events[0]():
@@ -177,7 +177,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Hang:
-    """A job that stands still. is_silent: the ranks send no heartbeat. reason: ends a sentence.
+    """A job that stands still. is_silent: the ranks send no heartbeat. `reason` ends a sentence.
 
     ranks: the cause, or empty if all wait for each other.
     """
@@ -259,8 +259,8 @@ def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     """Return a message that names the cause of a hang, its place, and the places of the waiting ranks.
 
-    beats: of all ranks, or empty. places, states: rank → node and process, and what the kernel says, if
-    known.
+    `beats` has each rank's newest beat, or is empty. `places` has each rank's node and process, `states` the
+    kernel's state of it, if known.
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:

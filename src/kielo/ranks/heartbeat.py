@@ -60,7 +60,7 @@ _KIELO = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class Heartbeat:
     """The heartbeat of this rank, while it is entered.
 
-    stacks_folder: takes each rank's stacks when the job hangs. on_hang: called on one rank with the message,
+    stacks_folder: takes each rank's stacks when the job hangs. One rank calls `on_hang` with the message,
     True if the program is the cause and the hang will recur, and the blamed hosts, at most `_MOST_BLAMED`.
     """
 

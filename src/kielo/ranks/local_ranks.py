@@ -113,7 +113,7 @@ class Ranks:
     """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
 
     In their own session Ctrl-C at a terminal reaches them once, through their parent. stop_code: the exit
-    code after a stop. modules: imported once for all ranks. They must not start threads or use a GPU.
+    code after a stop. `modules` are imported once for all ranks. They must not start threads or use a GPU.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def _with_fields(kind: type, content: Any) -> Any:
 
 
 def _own_class(tag: str) -> type:
-    """Return the class `kielo.module:Name`; raise KeyError, AttributeError or TypeError for any other."""
+    """Return the class `kielo.module:Name`. Raise KeyError, AttributeError or TypeError for any other."""
     module, _, names = tag.partition(":")
     if not module.startswith(_OWN):
         raise KeyError(tag)

@@ -28,7 +28,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 class Rendezvous:
     """The meeting place of the ranks of one attempt. `host` is empty for a world of one rank.
 
-    store_is_running: by the launcher, as in torchrun's agent. attempt: separates the keys of a restarted job.
+    A launcher's store `store_is_running` (torchrun's). `attempt` separates the keys of a restarted job.
     """
 
     rank: int

@@ -24,10 +24,10 @@ _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 
 @dataclass(frozen=True)
 class World:
-    """This process among all. store: for marks of arrival, not for tensors. timeout_seconds: of each
-    communicator.
+    """This process among all. `store` has marks of arrival, no tensors. Each communicator has
+    `timeout_seconds`.
 
-    is_rehearsed: the other ranks are not real (`kielo rehearse`), so nothing waits for them.
+    With `is_rehearsed` the other ranks are not real (`kielo rehearse`), so nothing waits for them.
     """
 
     rank: int
@@ -51,8 +51,8 @@ _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
     """Meet the other ranks and make the process group of all. Raises KieloError naming missing ranks.
 
-    timeout_seconds: for the meeting and the first all-reduce, each. device: "cpu" or "cuda", default CUDA or
-    ROCm if found.
+    `timeout_seconds` limits the meeting and the first all-reduce, each. `device` is "cpu" or "cuda". By
+    default it is "cuda" if CUDA or ROCm is found.
     """
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)

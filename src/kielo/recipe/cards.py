@@ -307,7 +307,7 @@ def accelerator(name: str) -> Accelerator:
 
 
 def accelerator_of_device(device_name: str) -> Accelerator | None:
-    """Return the card for a driver's device name, "NVIDIA H100 80GB HBM3"; None if no card fits."""
+    """Return the card for a driver's device name, "NVIDIA H100 80GB HBM3", or None if no card fits."""
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 

@@ -63,7 +63,7 @@ Found = Iterator[tuple[tuple[str, ...], str]]
 
 
 def _plain_names(recipe: Recipe) -> Found:
-    """A line break in a path would become a line of a job's script."""
+    """Refuse line breaks in a path, which would become lines of a job's script."""
     for key, text in strings(recipe.model_dump(exclude_defaults=True)):
         if CONTROL.search(text) and key.rpartition(".")[2].partition("[")[0] not in _TEXTS:
             message = f"{key} = {text!r} has a line break or another control character. Fix: remove it"
@@ -154,7 +154,7 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
 
 
 def _languages_of_source(recipe: Recipe, source: Source) -> Found:
-    """Yield complaints about the source's own languages; `_names` checks the recipe's."""
+    """Yield complaints about the source's own languages. `_names` checks the recipe's."""
     identifier = recipe.corpus.language_identifier
     for code in languages_of(recipe, source) if source.language else ():
         if code not in languages():

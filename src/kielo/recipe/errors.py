@@ -44,7 +44,7 @@ _NO_MORE_PROCESSES = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 
 def no_more_processes(error: BaseException) -> str:
-    """Return the fix if the system refused a process or thread; "" for another error."""
+    """Return the fix if the system refused a process or thread, or "" for another error."""
     if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -56,7 +56,7 @@ def no_more_processes(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return the message of an expected kind of error; None if a traceback is needed.
+    """Return the message of an expected kind of error, or None if a traceback is needed.
 
     `cli/main.py` prints it, and a training run that fails writes it into `outcome.json`.
     """
@@ -85,7 +85,7 @@ def sentence(error: BaseException) -> str | None:
 
 
 def _where(error: BaseException) -> str:
-    """Return " at FILE:LINE in FUNCTION" of the innermost line outside of torch; "" if unknown."""
+    """Return " at FILE:LINE in FUNCTION" of the innermost line outside of torch, or "" if unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     if not frames:
         return ""

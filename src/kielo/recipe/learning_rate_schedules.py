@@ -10,7 +10,7 @@ class LearningRateSchedule(NamedTuple):
 
     height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any unit → (rate
     - final rate) / (peak - final rate), from 1 to 0. has_decay_share: True if the decay takes only
-    `decay_share` of the tokens, at the end; else it begins after the warm-up.
+    `decay_share` of the tokens, at the end. Otherwise the decay begins after the warm-up.
     """
 
     height: Callable[[int, int, int], float]

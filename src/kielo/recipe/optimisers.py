@@ -17,11 +17,11 @@ class OptimiserFacts(NamedTuple):
 
     made_by: "module:name" of its constructor, called with torch's groups of parameters and `TrainIdentity`.
     Its `step` changes nothing if `found_inf` is 1, as in torch's fused optimisers. moments: names of its
-    state for each element of a parameter, also in a checkpoint. traffic_bytes: by the dtype of moments,
-    memory traffic of a parameter in the optimiser's part of a step. widened_bytes: by the same, temporary
+    state for each element of a parameter, also in a checkpoint. traffic_bytes: dtype of moments → memory
+    traffic of a parameter in the optimiser's part of a step. widened_bytes: dtype of moments → temporary
     bytes of a parameter, at most `WIDENED_BYTES` at a time. whole_update_bytes: temporary bytes for each
-    element of the largest parameter. flops: of matrix products, for a parameter. only_with: key → the values
-    that it works with; other keys are free.
+    element of the largest parameter. flops: FLOPs of matrix products for a parameter. only_with: key → the
+    values that the optimiser works with. Other keys are free.
     """
 
     made_by: str

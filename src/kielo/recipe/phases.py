@@ -25,8 +25,8 @@ class LearningRate:
 class FullPhase:
     """A complete phase. `number` counts from 1.
 
-    `micro_batch_sequences`: None if Kielo chooses. `learning_rate`: the segment that begins with the phase,
-    None if the segment before continues. `max_gradient_norm`: None for [train]'s. `trainable`: () for all
+    `micro_batch_sequences` is None if Kielo chooses. `learning_rate`: the segment that begins with the phase,
+    None if the segment before continues. `max_gradient_norm` is None for [train]'s, `trainable` () for all
     modules.
     """
 
@@ -100,7 +100,7 @@ def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, 
 
 
 def steps_of_run(recipe: Recipe) -> int | None:
-    """Return the number of steps; None if it follows from the text."""
+    """Return the number of steps, or None if it follows from the text."""
     if recipe.train.tokens is None and not recipe.phases:
         return None
     ramp = recipe.train.batch_ramp

@@ -54,9 +54,9 @@ def read_recipe(
 ) -> Read:
     """Read, overlay and check a recipe.
 
-    reference: a path, the name of a shipped recipe, or a run folder; None for `sets` alone. sets:
+    reference: a path, the name of a shipped recipe, or a run folder, None for `sets` alone. sets:
     "section.key=value", the value in TOML, or plain text if it is no TOML or the key wants text. stand_ins:
-    values of keys that are in neither. Raises KieloError with all complaints, and for a recipe of several
+    values of keys that neither has. Raise KieloError with all complaints, and for a recipe of several
     languages (`recipe_languages`) if `sets` chooses none.
     """
     label, data, origins, complaints = _values(reference, sets)
@@ -302,7 +302,7 @@ def _on_quotes(text: str) -> str:
 def _replace_shape(given: Iterable[str], below: TomlTable, origins: dict[str, str] | None = None) -> None:
     """Remove the model's shape from `below` if `given` asks for a size, and a size if it has a shape.
 
-    origins: of the values in `below`. Values of --set stay, so that both by --set are refused.
+    `origins` are of `below`'s values. Values of --set stay, so a shape and a size by --set are refused.
     """
     model, shape = below.get("model"), {f"model.{key}" for key in SHAPE_KEYS}
     if not isinstance(model, dict):

@@ -17,12 +17,12 @@ from kielo.recipe.toml_text import TomlTable
 
 
 def languages_of(recipe: Recipe, source: Source) -> tuple[str, ...]:
-    """Return the codes of the languages of the source's text; () if its kind has none."""
+    """Return the codes of the languages of the source's text, or () if its kind has none."""
     return source_languages(source, recipe.language)
 
 
 def source_languages(source: Source, default: str) -> tuple[str, ...]:
-    """Return the source's languages; `default` is the recipe's. () if its kind has none."""
+    """Return the source's languages, or () if its kind has none. `default` is the recipe's."""
     if not KINDS[source.kind].has_language:
         return ()
     return source.language or (default,)

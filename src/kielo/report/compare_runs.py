@@ -164,7 +164,7 @@ def differing_settings(runs: Sequence[Gathered]) -> list[tuple[str, ...]]:
 
 
 def _flat(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield (dotted key, value); tables in a list are named by their `name` or their number from 1."""
+    """Yield (dotted key, value). Tables in a list are named by their `name` or their number from 1."""
     parts: Iterable[tuple[str, Any]] | None = None
     if isinstance(value, dict) and value:
         parts = value.items()

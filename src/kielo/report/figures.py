@@ -57,7 +57,7 @@ WIDE, NARROW = 8.4, 4.6  # inches: columns of 52rem and of a phone
 
 
 def bits_per_byte_bars(gathered: Gathered, width: float = WIDE) -> str | None:
-    """Draw a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
+    """Draw a bar for the model, in the accent colour, and for each baseline. Fewer bits are better."""
     if (scores := gathered.scores) is None:
         return None
     baselines = scores.bits_per_byte.baselines()
@@ -293,7 +293,7 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
 
 
 def finite(rows: Sequence[Row], key: str, by: str = "step") -> tuple[list[int], list[float]]:
-    """Return `by` and `key` of the rows that have both; a skipped step may have no finite `key`."""
+    """Return `by` and `key` of the rows that have both. A skipped step may have no finite `key`."""
     pairs = [(getattr(row, by), getattr(row, key)) for row in rows]
     pairs = [(x, y) for x, y in pairs if x is not None and y is not None and isfinite(y)]
     return [x for x, _ in pairs], [y for _, y in pairs]

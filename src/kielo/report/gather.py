@@ -65,10 +65,10 @@ class StageRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Gathered:
-    """The facts of a run folder; None for a stage that has not run.
+    """The facts of a run folder, None for a stage that has not run.
 
-    stages: of this run. corpus, tokens:
-    counts of the stages' manifests. versions: of packages, by the manifests.
+    stages: this run's stages. corpus, tokens: counts in the stages' manifests. versions: package versions in
+    the manifests.
     """
 
     recipe: Recipe

@@ -13,7 +13,7 @@ TITLES = ("nodes", "layout", "tokens/s", "TFLOP/s a device", "% of linear", "pla
 
 
 def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
-    """Write ladder.json and ladder.md into the ladder's folder; return the paths."""
+    """Write ladder.json and ladder.md into the ladder's folder. Return the paths."""
     path = folder / TABLE_NAME
     refuse_other_text(path)
     with disk_problems_reported(f"{folder}: the report"):
@@ -43,7 +43,7 @@ def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def linear_speed(rungs: Sequence[Rung]) -> float:
-    """Return tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without a rung."""
+    """Return tokens/s of a node, of the fastest measured rung on the fewest nodes, or 0 without a rung."""
     speeds = [(rung.nodes, rung.measured.tokens_per_second / rung.nodes) for rung in rungs if rung.measured]
     return min(speeds, key=lambda speed: (speed[0], -speed[1]), default=(0, 0.0))[1]
 

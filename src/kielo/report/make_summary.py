@@ -83,7 +83,7 @@ def _parity(parity: ParitySummary) -> str:
 
 
 def language_row(summary: Summary | None) -> tuple[str, str, str]:
-    """Return (text kept, score, time) of a run of several languages; dashes without a summary."""
+    """Return (text kept, score, time) of a run of several languages, or dashes without a summary."""
     if summary is None:
         return "–", "–", "–"
     kept, bits, masked = summary.corpus.bytes_kept, summary.bits_per_byte.model, summary.masked_tokens

@@ -57,8 +57,8 @@ def render(gathered: Gathered) -> str:
 class Exported:
     """Facts of an exported checkpoint, as the checkpoint has them.
 
-    model: complete. origin: "step 70". run: the run's name, None if the checkpoint does not name it. dtype:
-    of the weights. is_hybrid: trained with causal sequences beside hidden tokens.
+    `model` is complete. origin: such as "step 70". run: the run's name, None if the checkpoint does not name
+    it. dtype: the weights' type. is_hybrid: the model was trained with causal sequences beside hidden tokens.
     """
 
     model: CompleteModel
@@ -71,7 +71,7 @@ class Exported:
 def render_export(exported: Exported, recipe: Recipe | None) -> str:
     """Return the card of an exported checkpoint, without results, which may be of another checkpoint.
 
-    recipe: None if it is not known. The card then has no licence, languages and sources.
+    Without a `recipe` the card has no licence, languages and sources.
     """
     model, run = exported.model, exported.run
     is_encoder = FAMILIES[model.model_type].is_encoder

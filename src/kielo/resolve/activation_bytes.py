@@ -275,7 +275,7 @@ def _heads(model: CompleteModel, layout: Layout) -> tuple[float, float]:
 
 
 def _layer_elements(model: CompleteModel, layout: Layout) -> float:
-    """Return the elements of a layer's matrices on a tensor rank; norms and biases are below 0.1 %."""
+    """Return the elements of a layer's matrices on a tensor rank. Norms and biases are below 0.1 %."""
     queries, groups = _heads(model, layout)
     return model.hidden_size * (
         2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor

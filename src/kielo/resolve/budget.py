@@ -54,7 +54,7 @@ def asked_weights(mixture: Mapping[str, float], dataset: Dataset, text: Text) ->
 
 
 def mixture_of(phase: FullPhase, text: Text, dataset: Dataset) -> dict[str, float]:
-    """Return source → weight, by tokens if the recipe has no mixture; sources without text are left out."""
+    """Return source → weight, by tokens if the recipe has no mixture. Sources without text are left out."""
     filled = sources_with_text(text.tokens, phase.sequence_length)
     if not phase.mixture:
         return weights_by_tokens({name: text.tokens[name] for name in filled}, dataset.temperature)

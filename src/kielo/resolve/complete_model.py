@@ -47,7 +47,7 @@ def model_of_weights_here(model: Model) -> CompleteModel | None:
 
 
 def overridden_by_weights(model: Model) -> list[str]:
-    """Return the given keys of [model] that config.json changes; all if it is not here yet."""
+    """Return the given keys of [model] that config.json changes, or all keys if it is not here yet."""
     if model.weights is None:
         return []
     found = model_of_weights_here(model)
@@ -66,7 +66,7 @@ def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
 
 
 def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
-    """Return the tokens of the tokenizer at `path`; None if it cannot be read."""
+    """Return the tokens of the tokenizer at `path`, or None if it cannot be read."""
     try:
         return tokenizer_facts(tokenizer.path or "").vocabulary_size
     except KieloError:

@@ -23,7 +23,7 @@ def _without_length(identity: Identity) -> list[object]:
 
 
 def last_level_step(identity: Identity) -> int:
-    """Return the last step before the decay of the last segment; 0 if no part of it is level."""
+    """Return the last step before the decay of the last segment, or 0 if no part of it is level."""
     segment = identity.learning_rates[-1]
     if segment.schedule != "wsd":
         return 0

@@ -26,7 +26,7 @@ _DRIVER_SHARE = 0.99 * 2**30 / 1e9
 
 
 def usable_bytes(card: Accelerator) -> float | None:
-    """Return the bytes that torch can reserve on a device; None if its card has no memory."""
+    """Return the bytes that torch can reserve on a device, or None if its card has no memory."""
     if card.memory_bytes is None:
         return None
     return float(card.given_bytes or card.memory_bytes * _DRIVER_SHARE) - card.context_bytes
@@ -38,7 +38,7 @@ def workspace_bytes(passing: Bytes) -> Bytes:
 
 
 def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
-    """Return the bytes that torch reserves. held: between steps. peak: within a step, with those."""
+    """Return the bytes that torch reserves. `held` bytes stay between steps. `peak` includes them."""
     return peak + workspace_bytes(peak - held)
 
 
@@ -121,7 +121,7 @@ def _ends(work: MemoryColumns) -> tuple[MemoryBytes, MemoryBytes, Column]:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A pipeline rank with its `parameters` and `layers`; `passes`: passes through one of its stages at once.
+    """A pipeline rank with its `parameters`, its `layers` and the `passes` through one of its stages at once.
 
     benchmarks/planner/planner_memory.py compares its bytes with rehearsals.
     """

@@ -45,7 +45,7 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Settings of [train] that a step's bytes and seconds depend on. trainable: of its phase, () for all."""
+    """Settings of [train] that set a step's bytes and seconds. `trainable` is its phase's, () for all."""
 
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()

@@ -67,7 +67,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A source in a phase. share: of each step's sequences. sequences_per_step: in the phase's full steps."""
+    """A source in a phase, its share of a step's sequences, and their number in the phase's full steps."""
 
     phase: int
     source: str
@@ -79,7 +79,7 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class MixtureTable:
-    """The table. origin: the counted or estimated text. complaints: of `kielo train`, about the text.
+    """The table. `origin` is the counted or estimated text. `complaints` are `kielo train`'s about the text.
 
     packing: result of best-fit packing for each source; () before the pack stage, and for one stream.
     """
@@ -125,7 +125,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
 
 
 def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
-    """Return the manifest of the packed sequences; None before they are made, and for one stream."""
+    """Return the manifest of the packed sequences, or None before they are made, and for one stream."""
     if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
     packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
@@ -141,7 +141,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
 
 
 def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
-    """Return the rows of phase `number`; its batch ramp is several entries of `phases`."""
+    """Return the rows of phase `number`. Its batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
     read = epochs(of_phase, text.epoch_tokens)

@@ -18,7 +18,7 @@ from kielo.resolve.text import Text, ready_tokens
 
 @dataclass(frozen=True)
 class Overview:
-    """The size of a run. `model` is complete; `flops` are model FLOPs of the run.
+    """The size of a run. `model` is complete. `flops` are model FLOPs of the run.
 
     `steps`: (tokens a step, tokens of a sequence) of each kind of step. `learning_rates`: a sentence for each
     segment. `epochs`: source → how often it is read; None before the text is packed. `ready_tokens`: source
@@ -102,7 +102,7 @@ def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Ove
 
 
 def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
-    """Return the facts of a resolved run; epochs only with the text."""
+    """Return the facts of a resolved run, with epochs only if it has text."""
     phases = identity.phases
     kinds = [
         (of.steps * of.tokens_per_step, of.tokens_per_step, of.sequence_length, of.trainable) for of in phases

@@ -22,7 +22,7 @@ _VOCABULARY = {"embed.weight", "head.weight"}
 
 
 def trains(model: CompleteModel, patterns: Sequence[str], name: str) -> bool:
-    """Return True if the parameter is trained. patterns: see `train.trainable`; none for all.
+    """Return True if the parameter is trained. `patterns` are `train.trainable`'s, none for all.
 
     Frozen parameters have no gradients and no moments. A tied head is the embedding, and either name means
     both.
@@ -69,11 +69,11 @@ def plan_phases(
     seed: int,
     epoch_tokens: EpochTokens,
 ) -> tuple[PlannedPhase, ...]:
-    """Compute the phases. mixtures: of each of `asked`.
+    """Compute the phases. `mixtures` has the mixture of each phase of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures can be empty if the recipe will be
-    refused; offsets are then left out. Best-fit packed documents are packed again if the length changes: a
-    source that is read at another length than before continues there with its next epoch.
+    refused. Offsets are then left out. Best-fit packed documents are packed again if the length changes: a
+    source with a new length continues with its next epoch.
     """
     phases: list[PlannedPhase] = []
     step, sample = 1, 0

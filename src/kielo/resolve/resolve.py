@@ -78,10 +78,10 @@ def resolve(
 ) -> Resolved:
     """Compute every number of the run.
 
-    world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the driver's name of the device;
-    default: the cluster card's. text: default, the run folder's. software: default, of a plan for the
-    recipe's cluster. Raises KieloError for missing stages, for text that another recipe made, and with every
-    impossible number.
+    `world_size` is the number of ranks, `device` "cpu" or "cuda", and `accelerator` a card's name or the
+    driver's name of the device. Defaults are the cluster card's accelerator, the run folder's text, and the
+    software of a plan for the recipe's cluster. Raise KieloError for missing stages, for text that another
+    recipe made, and with every impossible number.
     """
     run_folder = Path(run_folder)
     if not 1 <= world_size <= _MOST_RANKS:
@@ -116,8 +116,8 @@ def refuse_before_text(
 ) -> None:
     """Raise KieloError for every rule that the recipe breaks, before there is a text.
 
-    world_size, device, software: of the training; without them only rules on the model and the layout are
-    asked. No rule is asked if the weights or the ready tokenizer are not on this machine yet.
+    Without the training's `world_size`, `device` and `software` only rules on the model and the layout are
+    checked. No rule is checked if the weights or the ready tokenizer are not on this machine yet.
     """
     weights = recipe.model.weights
     if weights is not None and weights_here(weights) is None:
@@ -139,7 +139,7 @@ def refuse_before_text(
 def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:
     """Return the recipe with its complete model. Raise KieloError for every rule on the model that it breaks.
 
-    text: default, as much as the recipe asks for.
+    By default `text` is as much as the recipe asks for.
     """
     text = text or imagined_text(recipe)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size)
@@ -314,7 +314,7 @@ def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tu
 def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
     """Return the recipe's choice, else True if compiled layers work and are faster.
 
-    They are on GPUs, and for bf16 on CPUs with AMX in runs longer than the compilation.
+    Compiled layers are faster on GPUs, and for bf16 on CPUs with AMX in runs longer than compiling.
     """
     if layout.compile is not None:
         return layout.compile

@@ -55,8 +55,8 @@ class PlannedPhase(_Frozen):
 
     `number` is the recipe's phase. Entries of a batch ramp share it and their order of the data, which begins
     at `order_first_sample` with `offsets` tokens drawn from each source before, the filling of best-fit
-    packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for `train`'s.
-    `trainable`: () for all modules.
+    packed sequences included. `mixture`: source → weight. `max_gradient_norm` is None for `train`'s,
+    `trainable` () for all modules.
     """
 
     number: PositiveInt
@@ -130,7 +130,7 @@ class Identity(RecipeIdentity):
         return max(phase.sequence_length for phase in self.phases)
 
     def phase_index(self, step: int) -> int:
-        """Return the index in `phases` of step `step`; the last for later steps."""
+        """Return the index in `phases` of step `step`, or the last for later steps."""
         return next(
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
@@ -156,7 +156,7 @@ class Identity(RecipeIdentity):
         return StepRange(index, last, is_skipped=False)
 
     def tokens_after(self, step: int) -> int:
-        """Return the tokens of the first `step` steps, with skipped steps; later steps have the last size."""
+        """Return the tokens of the first `step` steps, with skipped steps. Later steps have the last size."""
         within = sum(
             phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
             for phase in self.phases

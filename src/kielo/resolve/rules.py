@@ -225,9 +225,9 @@ _LOST_SHARE = 2.0**-8
 
 
 def _moments_in_bf16(case: Case) -> Complaints:
-    """A moment loses 1 - β of itself in a step.
+    """Refuse moments in bf16 if rounding undoes a step's decay by 1 - β.
 
-    If rounding to nearest undoes that, exp_avg_sq keeps the largest gradient forever, and steps stay small.
+    Otherwise exp_avg_sq would keep the largest gradient forever, and steps would stay small.
     """
     train = case.recipe.train
     if train.optimiser_state != "bf16":
@@ -605,7 +605,7 @@ def repeats_of_sources(case: StepCase) -> Complaints:
 
 
 def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> str:
-    """Return a weight that makes the share of `name` `factor` times as large; "" if it is the only source."""
+    """Return a weight that makes the share of `name` `factor` times as large, "" if it is the only source."""
     others = sum(weight for source, weight in mixture.items() if source != name)
     if not others:
         return ""

@@ -102,8 +102,8 @@ def least_accepted(
 ) -> Column:
     """Return the least number of micro-batches, from `at_least` on, that pipelines accept.
 
-    ranks: of the pipeline. stages: the least number of micro-batches; 0 for no limit. in_rounds: whether the
-    schedule takes them in equal rounds of `ranks` or more.
+    `ranks` is the number of the pipeline's ranks, `stages` the least number of micro-batches (0: no limit).
+    With `in_rounds` the schedule takes them in equal rounds of `ranks` or more.
     """
     number = np.maximum(at_least, stages)
     rounds = np.maximum(1, number // ranks)
@@ -112,11 +112,11 @@ def least_accepted(
 
 
 def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
-    """Return the size of micro-batch to take, [n], of the allowed sizes; 0 if there is none.
+    """Return the size of micro-batch to take, [n], of the allowed sizes, 0 if there is none.
 
     sizes: [k], rising. rows: [k, n], sequences of a rank with each size, empty ones too. may: [k, n], True if
-    the size is allowed. It is the largest that adds no empty sequences, or one at least twice as large that
-    adds few.
+    the size is allowed. Take the largest size that adds no empty sequences, or a size at least twice as large
+    that adds few.
     """
     least = np.where(may, rows, np.inf).min(axis=0)
     exact, near = (

@@ -60,7 +60,7 @@ def as_tried(version: str) -> str:
 
 
 def schedule_complaint(schedule: str, version: str) -> str | None:
-    """Return why torch `version` does not run a pipeline schedule, with the fix; None if it does."""
+    """Return why torch `version` does not run a pipeline schedule, with the fix, or None if it does."""
     limit = SCHEDULE_LIMITS.get(schedule)
     return None if limit is None else _complaint(limit, version)
 
@@ -115,7 +115,7 @@ class Software:
 
 
 def installed(device: str) -> Software:
-    """Return the software of this machine; the newest tried torch if none is installed."""
+    """Return the software of this machine, with the newest tried torch if none is installed."""
     return Software(installed_torch(), missing_compiler(device), _has_amx())
 
 
@@ -147,7 +147,7 @@ def chosen_backend() -> str:
 def missing_compiler(device: str) -> str | None:
     """Return what torch.compile lacks on this machine, and the fix, or None.
 
-    Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and Python's headers; other backends need
+    Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and Python's headers. Other backends need
     nothing.
     """
     if chosen_backend() != "inductor":

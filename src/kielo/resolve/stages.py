@@ -64,9 +64,9 @@ def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[
 def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
     """Return the layers of each stage, in order, so that the heaviest stage is as light as possible.
 
-    Each stage but the last has at least one layer. The last has the head, and no layer if the head costs
-    more. Of equal splits, choose fewer layers on later stages, which have the logits too. Raises ValueError
-    if there are fewer layers than stages less one.
+    Each stage but the last has at least one layer. The last stage has the head, but no layer if the head
+    costs more. Of equal splits, choose fewer layers on later stages, which have the logits too. Raises
+    ValueError if there are fewer layers than stages less one.
     """
     if num_layers < stages - 1 or stages < 1:
         raise ValueError(f"{num_layers} layers do not make {stages} stages")

@@ -26,8 +26,8 @@ class Text:
     """Facts of the tokens and the tokenizer.
 
     tokens: source → its number of tokens. tokenizer_hash: "" if not known. packed_sequences: length → source
-    → sequences of an epoch, if they are best-fit packed or ready blocks; else {}. tokens_per_document: of
-    sources whose documents are counted.
+    → sequences of an epoch, if they are best-fit packed or ready blocks; else {}. tokens_per_document: the
+    mean of each source whose documents are counted.
     """
 
     tokens: Mapping[str, int]
@@ -67,12 +67,12 @@ def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
 
 
 def tokens_per_document(counts: Mapping[str, tuple[int, int | None]]) -> dict[str, float]:
-    """Return source → mean tokens of a document. counts: (tokens, documents or None if not counted)."""
+    """Return source → mean tokens of a document. `counts`: (tokens, documents or None if not counted)."""
     return {name: tokens / documents for name, (tokens, documents) in counts.items() if documents}
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
-    """Return length → source → packed sequences of an epoch; {} if the recipe has one stream.
+    """Return length → source → packed sequences of an epoch, or {} if the recipe has one stream.
 
     Raises KieloError if the documents are not packed, or not into sequences of the recipe's lengths.
     """
@@ -98,7 +98,7 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
 
 
 def blocks_as_they_are(recipe: Recipe, tokens: Mapping[str, int]) -> dict[int, dict[str, int]]:
-    """Return length → source → whole blocks of that length. tokens: of each source."""
+    """Return sequence length → source → number of whole blocks. `tokens` has each source's tokens."""
     lengths = {phase.sequence_length for phase in full_phases(recipe)}
     return {length: {name: number // length for name, number in tokens.items()} for length in lengths}
 

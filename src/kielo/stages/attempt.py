@@ -51,7 +51,7 @@ def train_on_ranks(
 ) -> Outcome:
     """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags.
 
-    restarts: at most N restarts without a new checkpoint; None: the usual number.
+    `restarts` is the largest number of restarts without a new checkpoint, None for the usual number.
     """
     done = None if "--measure" in flags else done_before(recipe, ranks)
     if done is not None:
@@ -68,7 +68,7 @@ def is_done(recipe: Recipe, ranks: int) -> bool:
 
 
 def done_before(recipe: Recipe, ranks: int) -> Outcome | None:
-    """Return the outcome of a finished run, noted as this attempt's outcome; None if torch has to look."""
+    """Return the outcome of a finished run, noted as this attempt's outcome, or None if torch has to look."""
     resolved = _finished(recipe, ranks)
     return None if resolved is None else nothing_to_do(resolved)
 
@@ -76,9 +76,9 @@ def done_before(recipe: Recipe, ranks: int) -> Outcome | None:
 def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
     """Return the run resolved for `ranks` if it was trained to its end before. Read only files.
 
-    Its devices are those in its resolved.toml: only torch knows the devices of this machine, and the trained
-    model does not depend on them. None without that file, and if anything is wrong. A caller then begins as
-    if the run was not finished, and reports the cause.
+    The run's devices come from its resolved.toml: only torch knows this machine's devices, and the trained
+    model does not depend on them. Return None without resolved.toml or if anything is wrong. The caller then
+    begins as if the run was not finished and reports the cause.
     """
     folder = run_folder(recipe)
     if not (folder / RESOLVED_NAME).is_file() or read_manifest(folder / "train") is None:
@@ -154,7 +154,7 @@ def device_name(device: str) -> str | None:
 
 
 def resolve_here(recipe: Recipe, ranks: int) -> tuple[Resolved, str]:
-    """Resolve the recipe on this machine's devices; return it and the reason for its precision."""
+    """Resolve the recipe on this machine's devices. Return it and the reason for its precision."""
     folder, device = run_folder(recipe), this_device()
     software = installed(device)
     missing = software.missing_compiler

@@ -53,7 +53,7 @@ _UP_TO_WEIGHTS = ("corpus", "tokenizer", "pack", "train", "export")
 class Invocation:
     """One call of `kielo run`.
 
-    ranks: processes that train. stages: filled as they end.
+    `ranks` processes train. `stages` is filled as the stages end.
     """
 
     recipe: Recipe
@@ -67,8 +67,8 @@ class Invocation:
 def make(invocation: Invocation, chosen: Sequence[str], again: str | None = None) -> None:
     """Make the chosen stages that are not current, and first the run that the recipe follows.
 
-    chosen: in order. again: a stage that is made though it is current. Refuse impossible work before the
-    stages that take long. Raise `Stopped` if training stops on purpose.
+    `chosen` has the stages in order. The stage `again` is made even if it is current. Refuse impossible work
+    before the stages that take long. Raise `Stopped` if training stops on purpose.
     """
     _check_before(invocation, chosen)
     warn_of_weights(invocation.recipe)
@@ -224,7 +224,7 @@ def _check_before(invocation: Invocation, chosen: Sequence[str]) -> None:
 
 
 def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
-    """Return the ranks, device and software of the training; () if it ended before, or without torch.
+    """Return the ranks, device and software of the training, or () if it ended before, or without torch.
 
     Only torch knows the devices. A finished run does not wait for its import.
     """

@@ -77,8 +77,8 @@ def export_checkpoint(
 
     If `to` has that export already, only its card is renewed if the recipe has changed.
 
-    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raise
-    KieloError if another tokenizer made the tokens.
+    The card uses the run's `recipe`, None if not known. `how` has fields of `ExportOptions`. Raise KieloError
+    if another tokenizer made the tokens.
     """
     state = read_state(checkpoint)
     identity = state.identity

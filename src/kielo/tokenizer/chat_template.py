@@ -209,7 +209,7 @@ class ChatTemplate:
 
 
 class _Chat(NamedTuple):
-    """A conversation for the template, its texts in disguise. place: for messages of errors."""
+    """A conversation for the template, its texts in disguise. Errors name its `place`."""
 
     place: str
     messages: list[Message]

@@ -70,7 +70,7 @@ def learn_merges(
 ) -> list[Pair]:
     """Return up to `number` pairs in the order of merging, frequent pairs first. Pair i makes first_id + i.
 
-    Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) from pieces of a vocabulary; `tokenizers` can
+    Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) from pieces of a vocabulary. `tokenizers` can
     only begin with single characters. counted: word as ids → its count in the text. is_allowed: asked once
     for each pair when its turn comes. Of equally frequent pairs the lower ids come first. Pairs with less
     than min_frequency occurrences are not merged.

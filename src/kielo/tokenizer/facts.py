@@ -37,7 +37,7 @@ def side_files(folder: Path, has_same_vocabulary: bool = True) -> list[str]:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """Facts of one tokenizer. file_hash: of tokenizer.json; hash: see `tokenizer_hash`."""
+    """Facts of one tokenizer. `file_hash` is tokenizer.json's, `hash` is by `tokenizer_hash`."""
 
     vocabulary_size: int
     end_of_text_id: int

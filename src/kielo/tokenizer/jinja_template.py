@@ -96,7 +96,7 @@ class _GenerationBlock(Extension):
 
 
 def compile_template(template: str) -> Callable[..., str]:
-    """Return the function that renders the template, without a date. Both raise KieloError."""
+    """Return the function that renders the template, without a date. Either raises KieloError."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -100,7 +100,7 @@ def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
 
 
 class _Vocabulary:
-    """A vocabulary. texts: id → bytes, without control tokens. byte_ids: of tokens like <0x0A>."""
+    """A vocabulary. `texts`: id → bytes, without control tokens. `byte_ids`: ids of tokens like <0x0A>."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self.tokenizer = tokenizer

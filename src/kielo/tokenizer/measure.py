@@ -24,8 +24,8 @@ BATCH_TEXTS = 256
 def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float | int]:
     """Measure `tokenizer` on `texts`, which it was not trained on.
 
-    A word is a run of letters, marks and digits. single_byte_token_share: of the tokens written.
-    renyi_efficiency is H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1. Raises KieloError if
+    A word is a run of letters, marks and digits. single_byte_token_share is a share of the tokens written.
+    renyi_efficiency is H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1. Raise KieloError if
     the texts have no token.
     """
     counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)

@@ -55,7 +55,7 @@ class CutRule(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    """ids: int32 [tokens], without special tokens. num_words: runs of letters, marks and digits."""
+    """The ids, int32 [tokens], without special tokens. Words are runs of letters, marks and digits."""
 
     ids: np.ndarray
     num_words: int
@@ -121,8 +121,8 @@ class PieceCache:
 def cut(text: str, at_signs: bool, at_lines: bool) -> list[str]:
     """Cut a text before each space between two characters that are no white space.
 
-    at_signs: also between a character of LETTERS and one of SIGNS. at_lines: also between a line's end and a
-    character that is no white space. White space is Python's, a few characters more than Unicode's.
+    `at_signs` cuts also between a character of LETTERS and one of SIGNS, `at_lines` also between a line's end
+    and a character that is no white space. White space is Python's, a few characters more than Unicode's.
     """
     places, usual, unusual = _PIECES[at_signs, at_lines]
     if not text or unusual.search(text):

@@ -88,7 +88,7 @@ def cut_words(text: str) -> list[str]:
 
 
 class ShortWords:
-    """Texts cut within words of more than LONGEST_WORD characters (DNA, base64). cut_bytes: of such words."""
+    """Texts cut in words of over LONGEST_WORD characters (DNA, base64). Such words have `cut_bytes`."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts

@@ -78,9 +78,9 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
 
 def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
-    """Raise KieloError if more than `share` of the texts have unknown characters. key: of the recipe.
+    """Raise KieloError if over `share` of the texts have unknown characters. It names the recipe's `key`.
 
-    Vocabularies with all bytes have none. Of others SentencePiece leaves out 0.05 % of the characters.
+    Vocabularies with all bytes have none. In other vocabularies SentencePiece omits 0.05 % of the characters.
     """
     if unknown.texts <= share * unknown.of_texts:
         return

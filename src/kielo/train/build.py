@@ -68,7 +68,7 @@ def assemble(
 ) -> Run:
     """Build every part of the run, except the parts of a phase. All ranks call it together.
 
-    permit: raises KieloError if this job must not save any more. Raises KieloError for missing tokens, a
+    `permit` raises KieloError if this job must not save any more. Raise KieloError for missing tokens, a
     layout that does not fit the world, and a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement

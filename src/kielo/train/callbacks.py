@@ -28,7 +28,7 @@ _MOST_SECONDS_AT_END = 5.0  # of all calls that are left when training ends: oth
 def callbacks_of_packages(folder: Path, alert: Callable[[int, str], None]) -> "list[Callback]":
     """Make the callbacks of the installed packages. An object that cannot be made is only an alert.
 
-    folder: the run's `train`. alert: gets the step and why a callback is switched off.
+    folder: the run's `train`. `alert` gets the step and the reason why a callback is off.
     """
     made = []
     for entry in entry_points(group=GROUP):

@@ -104,9 +104,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Replacement:
-    """How a feed replaces a frozen reader. waiting: `Progress.at_files`, which gives its limit.
+    """How a feed replaces a frozen reader. `waiting` is `Progress.at_files`, which gives its limit.
 
-    reopened: makes another `read_step`, in the thread that will use it.
+    `reopened` makes another `read_step`, in the thread that will use it.
     """
 
     reopened: Callable[[], Callable[[int], Batch]]
@@ -118,7 +118,7 @@ class Feed:
     """The batches of the steps. A thread reads, cuts and copies one step ahead.
 
     read_step: step (1-based) → this rank's sequences. positions_s: the columns that this rank takes, or None
-    for all. replacement: None waits for a frozen reader for ever. The device has at most one more step.
+    for all. Without `replacement` it waits for a frozen reader forever. The device has at most one more step.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Feed:
 
 
 def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = None) -> list[MicroBatch]:
-    """Cut a batch into micro-batches on the CPU. positions_s: the columns to take, or None for all."""
+    """Cut a batch into micro-batches on the CPU. `positions_s` has the columns to take, None for all."""
     tensors = _on_host(batch, positions_s)
     return _split(tensors, _counted(tensors), micro_batch_sequences, positions_s)
 

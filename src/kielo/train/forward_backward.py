@@ -34,8 +34,8 @@ _SHARES = 16  # the head takes 1 to 16 sixteenths of a micro-batch's tokens
 class NextToken:
     """The model's loss on a micro-batch: this rank's share, a scalar in fp32, by `chunked_loss`.
 
-    tensor_axis: the ranks that each have a part of the vocabulary, or None. keeps_gradients, compiles: see
-    `LossOptions`. splits_sequence: the tensor axis splits the model's output along the sequence.
+    tensor_axis: the ranks that each have a part of the vocabulary, or None. `LossOptions` has
+    keeps_gradients, compiles. splits_sequence: the tensor axis splits the model's output along the sequence.
     picks_counted: the head multiplies little more than the counted tokens, which are few among masked tokens.
     """
 
@@ -66,7 +66,7 @@ class NextToken:
         divisor: Tensor,
         counted: int | None = None,
     ) -> Tensor:
-        """Compute the loss of gathered hidden states. counted: at least the number of counted labels."""
+        """Compute the loss of gathered hidden states. `counted` is at least the number of counted labels."""
         if self.picks_counted and counted is not None:
             hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
         options = LossOptions(

@@ -54,7 +54,7 @@ class HeldOutText:
     has_bits: bool = True
 
     def score(self, loss: float | None) -> HeldOutScore:
-        """Return the score of a loss in nats per token, or of None if no token counts."""
+        """Return the score of a loss in nats per token. The loss is None if no token counts."""
         per_byte = self.of.tokens_per_byte if self.has_bits else None
         bits = None if per_byte is None or loss is None else loss / math.log(2) * per_byte
         return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 class Sink(Protocol):
     def start(self, step: int) -> None:
-        """Begin before the first row. step: where the run resumes, or 0."""
+        """Begin before the first row. `step` is the step that the run resumes at, or 0."""
 
     def write(self, row: Row) -> None: ...
 
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """The sinks and the steps to log. at_files: entered for writing (`Progress.at_files`)."""
+    """The sinks and the steps to log. Writing enters `at_files` (`Progress.at_files`)."""
 
     def __init__(
         self,

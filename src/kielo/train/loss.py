@@ -34,13 +34,13 @@ class LossOptions:
     """Options of `chunked_loss`.
 
     z_loss: the weight of log² Z, which keeps logits from drifting (PaLM, Chowdhery et al. 2022,
-    arXiv:2204.02311, section 5). log Z is the log of the softmax's sum. chunk_tokens: at most `chunk_tokens`
-    × v logits exist at one time. group: the tensor axis if it has more than one rank, with a part of the
-    head's rows on each. vocab_size: the number of tokens, None for one token a row. Further rows (over all
-    ranks) are padding, without a share in log Z and with a gradient of exactly 0. A label that is padding
-    makes the loss infinite. softcap: logits first become cap × tanh(logit / cap), in their own precision as
-    in Hugging Face's Gemma (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). fp8: logits and the
-    gradient to hidden states are FP8 products.
+    arXiv:2204.02311, section 5). log Z is the log of the softmax's sum. At most `chunk_tokens` × v logits
+    exist at one time. group: the tensor axis if it has more than one rank, with a part of the head's rows on
+    each. vocab_size: the number of tokens, None for one token a row. Further rows (over all ranks) are
+    padding, without a share in log Z and with a gradient of exactly 0. A label that is padding makes the loss
+    infinite. softcap: logits first become cap × tanh(logit / cap), in their own precision as in Hugging
+    Face's Gemma (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). fp8: logits and the gradient to
+    hidden states are FP8 products.
 
     keeps_gradients: the loss can be differentiated several times, always by the same factor, for pipeline
     schedules that split the backward. compiles: torch.compile fuses the operations on a chunk's logits, which
@@ -119,7 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
         options: LossOptions,
         *head: Tensor | None,
     ) -> Tensor:
-        """Compute the loss. head: weight_vd, and bias_v or None."""
+        """Compute the loss. `head` is weight_vd, and bias_v or None."""
         weight_vd, bias_v = head
         if weight_vd is None:
             raise ValueError("a head has a weight")
@@ -260,8 +260,8 @@ def _chunk_over_ranks(
 class _Sums(NamedTuple):
     """Numbers of a chunk's softmax over ranks.
 
-    own_maxima_c: this rank's largest logits. all_t3c: of each rank the largest logit, the sum of exponentials
-    and the target's logit. exponentials_cv: exp(logit − own maximum) in fp32, or None in compiled code.
+    own_maxima_c: this rank's largest logits. all_t3c: each rank's largest logit, sum of exponentials and
+    target's logit. exponentials_cv: exp(logit − own maximum) in fp32, or None in compiled code.
     """
 
     own_maxima_c: Tensor

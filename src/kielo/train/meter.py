@@ -47,9 +47,9 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Set the figures of each token after the first `tokens`. peak_tflops: of one accelerator, if known.
+        """Set the figures of tokens after the first `tokens`. `peak_tflops` is one accelerator's, if known.
 
-        flops_per_token: forward and backward, without recomputation.
+        `flops_per_token` has forward and backward, without recomputation.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token

@@ -38,8 +38,8 @@ class Lamb(torch.optim.Optimizer):
     same in every layout except for the order of a sum.
 
     The caller puts "step", "exp_avg" and "exp_avg_sq" of any width into the state. Moments narrower than fp32
-    are rounded before the update is made of them. found_inf: as in torch's fused optimisers, a float32 scalar
-    on the parameters' device. If it is 1, a step changes nothing.
+    are rounded before the update is made of them. `found_inf` is a float32 scalar on the parameters' device,
+    as in torch's fused optimisers. If it is 1, a step changes nothing.
     """
 
     found_inf: Tensor | None = None
@@ -166,7 +166,7 @@ class Optimiser:
         """Set the updates made so far. Waits for the device.
 
         begun: parameter → the run's updates before its first update, default 0. Its moments and bias
-        correction began then.
+        correction begin there.
         """
         self._begun = begun
         for name, parameter in self.parameters.items():

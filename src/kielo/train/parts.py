@@ -45,7 +45,7 @@ class Periodic(Protocol):
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of one optimiser step. on_gradients: called after the backward pass and before clipping."""
+    """The parts of one optimiser step. `on_gradients` is called after the backward pass, before clipping."""
 
     forward_backward: ForwardBackward
     clip: Callable[[], Tensor]
@@ -71,7 +71,7 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller of a training asks for. periodic: makes each `Periodic` of a precision's model."""
+    """The requests of a training's caller. `periodic` makes each `Periodic` of a precision's model."""
 
     profile_steps: int = 0
     is_saving: bool = True

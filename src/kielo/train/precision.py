@@ -70,7 +70,7 @@ def next_precision(identity: Identity, state: State) -> Precision:
 
 
 def change_before(identity: Identity, step: int, refused: Collection[int]) -> tuple[int, Precision]:
-    """Return (first step, precision) of the change that `step` belongs to. refused: of changes without
+    """Return (first step, precision) of the change that `step` belongs to. Changes of `refused` have no
     effect.
 
     A run begins with a change at step 1. If no change is left, the precision is bf16.
@@ -87,7 +87,7 @@ class Fp8Probe:
     divergence.
 
     Called after the backward pass, before clipping. It keeps the gradients, and needs memory for a second
-    copy of them. paused: allows the long time limit, because the first probe compiles attention's kernel.
+    copy of them. `paused` allows the long time limit, because the first probe compiles attention's kernel.
     """
 
     forward_backward: ForwardBackward

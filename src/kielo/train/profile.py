@@ -171,7 +171,7 @@ class Profile:
     """A recording of steps `first_step` … of a run, on request.
 
     Each rank writes `profile/trace_rankN.json.gz`, and rank 0 `profile/profile.json`, into the train stage's
-    `folder`. steps: how many, or 0. paused: entered for work that the run's speed must not include.
+    `folder`. `steps` is the number of recorded steps, or 0. Work outside the run's speed enters `paused`.
     """
 
     def __init__(

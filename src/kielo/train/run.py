@@ -53,7 +53,7 @@ def train(
     The outcome is "finished" (exit code 0), or "requeue" (75) for a run that was stopped by a signal or at
     step `max_steps`, saved, and must be started again. A finished run is left unchanged. An error is recorded
     as "failed" and raised. A refusal before training begins (KieloError: another job works in the folder,
-    another identity, altered tokens) leaves no record. profile_steps: how many to record, from the third on.
+    another identity, altered tokens) leaves no record. From the third step on `profile_steps` are recorded.
     """
     is_first = find_rendezvous().rank == 0
     if records.is_finished(resolved):
@@ -173,7 +173,7 @@ def _progress(resolved: Resolved, world: World) -> Progress:
 
 
 def _note_hang(resolved: Resolved, hang: Refusal, recurs: bool, state: State | None, lease: Lease) -> None:
-    """Record a hang, on one rank. A hang that recurs is a failure. state: None before training began."""
+    """Record a hang, on one rank. A hang that recurs is a failure. `state` is None before training."""
     if state is not None:
         what: Ending = "failed" if recurs else "hung"
         with suppress(OSError, KieloError):

@@ -55,7 +55,7 @@ class Attempt:
 
 
 def why_not_again(attempts: list[Attempt], most: int) -> str | None:
-    """Return why not to restart the ranks ("" if that is plain), or None. most: without a new checkpoint."""
+    """Return why not to restart ("" if plain), or None. `most` limits restarts without a new checkpoint."""
     last = attempts[-1]
     if last.failure.code == _USAGE or (last.refusal and not last.is_temporary):
         return ""

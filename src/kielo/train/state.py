@@ -42,7 +42,7 @@ class PrecisionSince(NamedTuple):
 
 
 class TrainedSince(NamedTuple):
-    """`modules` are trained from the optimiser update after `updates`; an empty tuple means all modules."""
+    """`modules` are trained from the optimiser update after `updates`. An empty tuple means all modules."""
 
     updates: int
     modules: tuple[str, ...]
@@ -71,8 +71,8 @@ class Trouble:
 class State:
     """The steps, tokens and samples done, skipped steps included.
 
-    refused_changes: first steps of the changes of precision that were taken back. trouble: None without bad
-    steps, or once enough sound steps followed. trained: empty if all steps train all modules.
+    refused_changes: first steps of the changes of precision that were taken back. `trouble` is None without
+    bad steps, or once enough sound steps followed. `trained` is empty if all steps train all modules.
     """
 
     step: int = 0
@@ -220,8 +220,8 @@ class RunCheckpoints:
         """Copy the state to the host and start to write it while training continues. A failed save is logged.
 
         The newest checkpoint from before bad steps is kept until `checkpoint.every_steps` sound steps
-        followed. A save right after a bad step (a signal, the last step) removes no checkpoint. loss: for
-        people.
+        followed. A save right after a bad step (a signal, the last step) removes no checkpoint. Only people
+        read `loss`.
         """
         if not self._is_saving:
             return
@@ -339,7 +339,7 @@ class RunCheckpoints:
     def note_trainable(self, modules: Sequence[str]) -> None:
         """Note the modules that are trained from here on, an empty sequence for all, if they have changed.
 
-        This ends the watch of a change of precision, because the gradient norm is over other parameters.
+        The watch of a change of precision ends, because the gradient norm is over other parameters.
         """
         state = self._state
         before = state.trained or [TrainedSince(0, ())]

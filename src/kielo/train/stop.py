@@ -73,7 +73,7 @@ class Stop:
     def use(
         self, device: torch.device, at_files: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Set the device of the process group, once all ranks have met. at_files: for trigger files."""
+        """Set the device once all ranks have met. `at_files` is entered to read trigger files."""
         self._is_meeting, self._at_files = False, at_files
         self._device, self._late = device, DelayedReader(device)
 

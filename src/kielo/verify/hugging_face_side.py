@@ -338,7 +338,7 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
     """Yield (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
 
-    Yield one pair if both kinds are equal, and none without RoPE.
+    Yield one pair if both kinds are equal, none without RoPE.
     """
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:

@@ -119,8 +119,8 @@ class KieloSide:
     def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
         """Take one optimiser step, by the training loop's own function, and return its measurements.
 
-        on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
-        the optimiser.
+        `on_gradients` is called with the batch before the gradients are clipped. The learning rate is read
+        off the optimiser.
         """
         parts = replace(self._step, on_gradients=(on_gradients,))
         loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))

@@ -152,7 +152,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _launch(ranks: Ranks, number: int, scratch: Path, asked: Asked) -> str:
-    """Run the work on `number` new ranks; return the message of the first rank that failed, or ""."""
+    """Run the work on `number` new ranks. Return the message of the first rank that failed, or ""."""
     asked.write(scratch)
     ranks.start(number=number)
     failure = ranks.wait(_STOP_SECONDS)

@@ -26,7 +26,7 @@ class Case:
     """One layout to check, and the settings of the check.
 
     layout: keys of the recipe's [layout]. Missing axes are 1. switches: keys of SWITCHES. Missing switches
-    have the recipe's values. micro_batches: of a rank in one step.
+    have the recipe's values. micro_batches: the number of a rank in one step.
     """
 
     layout: Mapping[str, Any]
@@ -128,7 +128,7 @@ def _cases(
     switches: Sequence[Mapping[str, Any]] = ({},),
     precision: Precision = "fp32",
 ) -> list[Case]:
-    """Return the case of each layout with each number of micro-batches and each set of switches."""
+    """Return a case for every combination of layout, number of micro-batches and set of switches."""
     every = product(layouts, micro_batches, switches)
     return [Case(layout, number, switch, precision) for layout, number, switch in every]
 

@@ -162,7 +162,7 @@ def compare(
 ) -> dict[str, Worst]:
     """Train a case and return its largest `differences` from `truth` over all ranks, the same on each.
 
-    meshes: those made so far, by the sizes of their axes. Further meshes are added. sizes: of `truth`.
+    `meshes` has those made so far by sizes of axes, and further meshes are added. `sizes` are `truth`'s.
     """
     of = subject(recipe, case.switches, sizes)
     layout = _layout(of, case)

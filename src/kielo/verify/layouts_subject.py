@@ -31,9 +31,9 @@ _COUNTING_ROWS = 8  # as many rows after each other count other numbers of label
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a subject that a layout's axes must divide. The defaults are for up to 8 ranks.
+    """Sizes of the test model, which every axis of a layout must divide. The defaults are for up to 8 ranks.
 
-    vocabulary_rows: with 128 rows, one of four tensor ranks has some padding and one has only padding.
+    With 128 `vocabulary_rows` one of four tensor ranks has some padding and one has only padding.
     """
 
     sequences: int = SEQUENCES

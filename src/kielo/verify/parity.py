@@ -1,8 +1,8 @@
 """The comparison of training in Kielo with training in Hugging Face's transformers under accelerate.
 
-Both have the same weights, samples, order and settings, in fp32 and one process. Logits, loss, gradients and
-optimiser steps are compared. A resolved run and perhaps a checkpoint → `parity.json`, the certificate. If the
-two differ, it names the setting or the first layer that differs.
+Both sides have the same weights, samples, order and settings, in fp32 and one process. Logits, loss,
+gradients and optimiser steps are compared. A resolved run and perhaps a checkpoint → `parity.json`, the
+certificate. If the two differ, the certificate names the setting or the first layer that differs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,10 +51,10 @@ TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with i
 def rounding_differences(
     begin: Callable[[], tuple[HuggingFaceSide, Feed]], losses: Sequence[float]
 ) -> list[float]:
-    """Train transformers from nudged weights; return its largest relative difference up to each step.
+    """Train transformers from nudged weights. Return its largest relative difference up to each step.
 
-    begin: builds the side and its feed as they were before the first step. losses: nats per token of each
-    step without a nudge.
+    `begin` builds the side and its feed as they were before the first step. `losses` are nats per token of
+    each step without a nudge.
     """
     largest = [0.0] * len(losses)
     for seed in range(TRAININGS):
@@ -100,7 +100,7 @@ def verify_parity(
     part, they may part by `ROUNDING_FACTOR` times the effect of rounding alone.
 
     The start is `checkpoint`'s weights, else the run's own (`model.weights`, or the seeded initial values).
-    console: prints the table.
+    `console` prints the table.
     """
     identity, placement = _scaled(resolved)
     options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)

@@ -45,7 +45,7 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehe
     rank.
 
     The heaviest phase has the largest micro-batches. At most 2p + 2 micro-batches run over p pipeline ranks
-    (with gpipe all), because no more are in flight at once. Counts are extrapolated from the last of them.
+    (with gpipe all), because no more are in flight at once. The last micro-batches give the other counts.
     Layers are not compiled, and the precision is the run's first. Raise KieloError for a rank that does not
     exist and for a setting that cannot be rehearsed.
     """
@@ -177,7 +177,7 @@ class WatchedStep:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
-        """Build the parts. watch: None to run the step without a watch, on ranks that exist."""
+        """Build the parts. Without a `watch` the step runs unwatched, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)

@@ -39,7 +39,7 @@ class StoredFacts(TypedDict):
 
 
 class RoundTrip(TypedDict):
-    """The result of a round trip. tensors: of the source, by name. differences: of the export."""
+    """The result of a round trip: the source's tensors by name, and the export's differences."""
 
     source: str
     passed: bool
@@ -124,7 +124,7 @@ def _in_words(what: StoredFacts | None) -> str:
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Import `source` and export it to `to`; return the tensors taken for weights, and their dtypes."""
+    """Import `source` and export it to `to`. Return the tensors taken for weights, and their dtypes."""
     model = read_hf_config(source)
     checkpointer = Checkpointer(checkpoints)
     try:

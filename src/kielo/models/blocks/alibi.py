@@ -59,7 +59,7 @@ def attend(
     seen: tuple[Tensor, Tensor],
     scale: float | None = None,
 ) -> Tensor:
-    """Return [b, h, q, k]. seen: distances [q, n] and visible [b or 1, 1, q, n]; scale: None for 1/√k."""
+    """Return [b, h, q, k]. `seen` has distances [q, n] and visible [b or 1, 1, q, n]. No `scale`: 1/√k."""
     return _Attention.apply(q_bhqk, k_bhnk, v_bhnk, scale, slopes_h, *seen)
 
 

@@ -27,8 +27,8 @@ class Mask:
     """An attention mask: the keys that each query attends to.
 
     visible: [b or 1, 1, q, n] bool, None for plain attention, without O(s²) memory. Every query sees itself.
-    distance: query position - key position [q, n], for ALiBi. blocks: replaces both, for FlexAttention on a
-    GPU. positions: of the queries with blocks, None for whole sequences. is_causal: of plain attention.
+    distance: query position - key position [q, n], for ALiBi. blocks: FlexAttention's on a GPU, in place of
+    both. positions: the queries' with blocks, None for whole sequences. is_causal: causal plain attention.
     """
 
     visible: Tensor | None
@@ -38,7 +38,7 @@ class Mask:
     is_causal: bool = True
 
     def part(self, queries: slice, keys: slice) -> "Mask":
-        """Return the mask of some queries and some keys; `visible` must not be None."""
+        """Return the mask of some queries and some keys. `visible` must not be None."""
         if self.visible is None:
             raise ValueError("a plain mask has no parts")
         distance = None if self.distance is None else self.distance[queries, keys]
@@ -48,9 +48,9 @@ class Mask:
 class MaskMaker(nn.Module):
     """A module that makes one `Mask` for each window, once a forward. Context parallelism replaces it.
 
-    windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
-    arXiv:2004.05150); None for all. is_capped: plain attention on a GPU cannot cap scores. is_causal: False
-    for encoders, whose queries see as many tokens forward, but none in documents with negative numbers.
+    windows: tokens back, itself included, that a layer's queries see (Beltagy et al. 2020, arXiv:2004.05150),
+    None for all. is_capped: True if scores are capped, which plain attention on a GPU cannot do. is_causal:
+    False for encoders. Their queries see as many tokens forward, except in documents with negative numbers.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MaskMaker(nn.Module):
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences for FlexAttention. positions_q: None for all."""
+        """Return window → mask of whole sequences for FlexAttention. `positions_q` is None for all."""
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:
@@ -164,7 +164,7 @@ class InnerAttention(nn.Module):
     ) -> Tensor:
         """Return [b, h, s, k]. heads: the slice of this rank's heads that q has, None for all.
 
-        noise: drops attention's weights; only of encoders, whose attention is plain (`resolve/rules.py`).
+        `noise` drops attention's weights, only in encoders, whose attention is plain (`resolve/rules.py`).
         """
         if noise is not None and heads is not None:
             noise = noise.of_heads(heads)

@@ -27,7 +27,7 @@ class Tables(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The changes of scores and weights. scale: factor of q·k. tables: of relative positions.
+    """The changes of scores and weights. `scale` is the factor of q·k. `tables` are of relative positions.
 
     visible: [b or 1, 1, q, n], True for keys that are seen, None for all. noise: drops weights.
     """
@@ -48,7 +48,7 @@ class Terms(NamedTuple):
 
 
 def attend(q_bhqk: Tensor, k_bhnk: Tensor, v_bhnk: Tensor, terms: Terms) -> Tensor:
-    """Return [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it."""
+    """Return [b, h, q, k]. The softmax is in fp32 at least, and dropout comes after it."""
     # One by one, because a function of autograd keeps only tensors that are its arguments.
     tables = (None, None, None) if terms.tables is None else terms.tables
     rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise

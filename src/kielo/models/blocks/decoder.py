@@ -31,9 +31,9 @@ class LayerKind:
 class DecoderOptions:
     """Options of a model: positions, embeddings, and the parts of encoders.
 
-    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: rows of an embedding of
-    positions; row `first_position` is position 0. needs_distance: ALiBi. embed_scale multiplies embeddings,
-    embed_norm norms them. transform: of hidden states after the last norm.
+    rope, local_rope: RoPE tables, by the names in `LayerKind`. learned_positions: the number of rows of an
+    embedding of positions. Row `first_position` is position 0. needs_distance: True for ALiBi. embed_scale
+    multiplies embeddings, embed_norm norms them. transform: the layer of hidden states after the last norm.
     """
 
     rope: RotaryEmbedding | None = None
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
+        """Return the hidden states [b, s, d] that the head multiplies. `logits` computes logits from them.
 
         documents_bs: the number of each token's document, inside which attention and learned positions stay.
         positions_s: the position of each column in its sequence, for ranks that hold a part of it; None for 0
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
     def embedded(
         self, tokens_bs: Tensor, documents_bs: Tensor | None, positions_s: Tensor | None, noise: Noise | None
     ) -> Tensor:
-        """Return the input of the first layer [b, s, d]; a stage without `embed` was given it."""
+        """Return the input of the first layer [b, s, d]. A stage without `embed` was given it."""
         if self.embed is None:
             return tokens_bs
         x_bsd = self.embed(tokens_bs)
@@ -207,7 +207,7 @@ class PreNormLayer(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fill a whole model on one device. `parallel` fills a sharded model with the same values."""
+    """Fill a whole model on one device. `kielo.parallel` gives a sharded model the same values."""
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

@@ -96,7 +96,7 @@ class NoiseMaker(nn.Module):
         self.heads = range(num_heads)
 
     def forward(self, keys_b2: Tensor | None, positions_s: Tensor | None, length: int) -> Noise | None:
-        """Return None without keys, as in evaluation. positions_s: None for 0 … length - 1."""
+        """Return None without keys, as in evaluation. `positions_s` is None for 0 … length - 1."""
         if keys_b2 is None or not (self.rate or self.weight_rate):
             return None
         if positions_s is None:
@@ -124,7 +124,7 @@ def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
 
 
 def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
-    """Return attention's weights with some dropped. noise: of one layer, these heads and queries."""
+    """Return attention's weights with some dropped. `noise` is a layer's for these heads and queries."""
     numbers = [torch.arange(size, device=weights_bhqn.device) for size in weights_bhqn.shape]
     batch, heads, queries, keys = numbers
     places = batch[:, None, None, None], heads[:, None, None], queries[:, None], keys
@@ -144,7 +144,7 @@ def _keys_of(keys: Tensor, numbers: range) -> Tensor:
 
 
 def _scrambled(bits: Tensor, key: Tensor) -> Tensor:
-    """Return int32 whose every bit depends on all bits of `bits` and `key`; products of int32 wrap around."""
+    """Return int32 whose every bit depends on all bits of `bits` and `key`. Products of int32 wrap around."""
     bits = (bits ^ _shifted(bits, 16)) * _MULTIPLIERS[0] ^ key
     bits = (bits ^ _shifted(bits, 13)) * _MULTIPLIERS[1]
     return bits ^ _shifted(bits, 16)

@@ -38,7 +38,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Seen:
-    """The keys that queries see: in window and document, if given. positions_q: of the queries, None for all.
+    """The keys that queries see in window and document. `positions_q` are the queries', None for all.
 
     Without is_causal a window reaches forward too, except in documents with negative numbers.
     """
@@ -80,7 +80,7 @@ def attend(
     scores: Scores,
     noise: WeightNoise | None = None,
 ) -> Tensor:
-    """Return [b, h, s, k]. blocks: None if every query sees every key. noise: drops weights.
+    """Return the outputs [b, h, s, k]. `blocks` is None if every query sees every key. `noise` drops weights.
 
     Dropout comes after the softmax, but the kernel changes scores only. So it runs twice: with -∞ for dropped
     weights it gives their mean of values and the log of their sum, and without dropout the log of the whole

@@ -37,7 +37,7 @@ _TAIL_BEGINS = 5.0
 
 
 class Normal(NamedTuple):
-    """First values: normal numbers within `cutoff` standard deviations, None for all; `norm` in norms."""
+    """First values: normal numbers within `cutoff` standard deviations (None: all), `norm` in norms."""
 
     deviation: float
     cutoff: float | None = None
@@ -48,7 +48,7 @@ class InitialValue(Protocol):
     def __call__(
         self, name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
     ) -> Tensor:
-        """Return the first values of a box of a parameter, fp32 on the CPU; 0 for biases and padding rows."""
+        """Return the first values of a box of a parameter, fp32 on the CPU, 0 for biases and padding rows."""
 
 
 def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
@@ -89,8 +89,8 @@ def seeded_normal(
 ) -> Tensor:
     """Return normal numbers around 0 for a box of the parameter `name` of this whole shape.
 
-    rows: number of rows with numbers, None for all; rows after them are padding, 0. cutoff: as in `Normal`.
-    box: None for the whole. For each contiguous run at most 14 numbers more than its elements are drawn.
+    Only the first `rows` have numbers (None: all). Later rows are padding, 0. `cutoff` is `Normal`'s. A `box`
+    of None is the whole. Each contiguous run draws at most 14 numbers more than its elements.
     """
     box = _whole(shape) if box is None else box
     values = np.zeros(_sizes(box), dtype=np.float32)
@@ -123,7 +123,7 @@ def seeded_normal(
 def _parts(
     drawn: np.ndarray, runs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[np.ndarray, list[tuple[int, int]]]]:
-    """Cut `drawn` at ends of runs into parts of at least `_PART` numbers; yield each with its runs."""
+    """Cut `drawn` at ends of runs into parts of at least `_PART` numbers. Yield each with its runs."""
     begin, size, held = 0, 0, []
     for run in runs:
         held.append(run)

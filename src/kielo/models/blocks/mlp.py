@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class JointProjection(nn.Module):
-    """Several linears of one input, which stay modules of the block. `parallel` replaces this module."""
+    """Several linears of one input, which stay modules of the block. `kielo.parallel` replaces the module."""
 
     def forward(self, x_bsd: Tensor, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         return tuple(linear(x_bsd) for linear in linears)

@@ -102,7 +102,7 @@ class RelativeInnerAttention(nn.Module):
         mask: RelativeMask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Return [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each."""
+        """Return the outputs [b, h, s, k]. `positions`: relative positions' queries and keys, [h, r, k]."""
         qpos_hrk, kpos_hrk = positions
         scale = (3 * q_bhsk.shape[-1]) ** -0.5
         of_queries_bhsr = torch.matmul(q_bhsk, kpos_hrk.mT) * scale

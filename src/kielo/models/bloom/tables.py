@@ -38,7 +38,7 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def other_parameters(config: CompleteModel) -> OtherParameters:
-    """Return the numbers; the embedding's norm counts among the output's."""
+    """Return the numbers. The embedding's norm counts among the output's."""
     return OtherParameters(norms=4 * config.hidden_size, output=4 * config.hidden_size)
 
 

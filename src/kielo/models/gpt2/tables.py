@@ -40,7 +40,7 @@ def other_parameters(config: CompleteModel) -> OtherParameters:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Return the pieces; files have transposed matrices (Conv1D), but not embeddings and heads."""
+    """Return the pieces. Files have transposed matrices (Conv1D), but not embeddings and heads."""
 
     def piece(ours: str, stored: str) -> Piece:
         is_matrix = stored.endswith("weight") and not ours.endswith("norm")

@@ -83,7 +83,7 @@ class LtgBert(Decoder):
         """Return the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
         In documents with negative numbers each token sees only itself and the tokens before it (GPT-BERT,
-        Charpentier and Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences (`resolve/rules.py`).
+        Charpentier and Samuel 2024, arXiv:2410.24159). Sequences are whole (`resolve/rules.py`).
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         mask = self.make_relative_mask(documents_bs, length, tokens_bs.device)
@@ -103,7 +103,7 @@ def plain_norm(config: CompleteModel, size: int) -> LayerNorm:
 
 @by_rule
 def initial_value(name: str, config: CompleteModel) -> Normal:
-    """Follow the authors; the MLP's matrices of layer i, from 0, are divided by √(2 + 2i)."""
+    """Follow the authors. The MLP's matrices of layer i, from 0, are divided by √(2 + 2i)."""
     deviation = math.sqrt(2 / (5 * config.hidden_size))
     if ".mlp." in name:
         deviation /= math.sqrt(2 + 2 * int(name.split(".")[1]))

@@ -105,8 +105,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's addition [b, s, d], and attention's weights [b, h, q, n].
 
-        positions: [r, d]. rows: of each distance, [q, n]. hidden_keys: True for pairs that are not seen,
-        broadcast to [b, h, q, n].
+        `positions` is [r, d], and `rows` [q, n] has the row of each distance. `hidden_keys`, broadcast to [b,
+        h, q, n], is True for pairs that are not seen.
         """
         x = self.pre_layer_norm(x)
         q, k = (self._in_heads(part) for part in self.in_proj_qk(x).chunk(2, dim=-1))
@@ -210,7 +210,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise as the authors do: normal, cut off at two deviations; biases 0, norms 1."""
+        """Initialise as the authors do: normal, cut off at two deviations, biases 0, norms 1."""
         deviation = math.sqrt(2 / (5 * self.config.hidden_size))
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -332,7 +332,7 @@ def _hidden_keys(mask: Tensor | None) -> Tensor | None:
 
 
 class LtgBertForMaskedLM(LtgBertModel):
-    """Logits of the token at each position; the head's matrix is the embedding's."""
+    """Logits of the token at each position. The head's matrix is the embedding's."""
 
     # transformers 4 reads the keys alone, and ties by the two functions.
     _tied_weights_keys = {"classifier.nonlinearity.5.weight": "embedding.word_embedding.weight"}

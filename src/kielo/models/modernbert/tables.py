@@ -91,7 +91,7 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
 
 
 class _BothWays(Windows):
-    """local_attention, and layer_types or global_attn_every_n_layers; the first layer is full."""
+    """local_attention, and layer_types or global_attn_every_n_layers. The first layer is full."""
 
     def __init__(self) -> None:
         super().__init__(_FULL_EVERY)

@@ -117,8 +117,8 @@ class ReplicaCheck:
     """A comparison of replicas every K steps and before each save, for bits that flip without a visible loss.
 
     Every checkpoint is older than a difference that is found, so the run goes back. Raises KieloError without
-    a checkpoint, and for ranks that may have differed before. found: what differed, until the run went back.
-    go_back_before: makes the newest checkpoint from before a step the newest.
+    a checkpoint, and for ranks that may have differed before. `found` is the difference until the run went
+    back. `go_back_before` makes the newest checkpoint from before a step the newest.
     """
 
     def __init__(self, train: TrainPlacement, go_back_before: Callable[[int], bool]):

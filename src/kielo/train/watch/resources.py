@@ -37,7 +37,7 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Return the memory of the node or the job's cgroup, whichever has less left. root: of /proc, /sys."""
+    """Return the memory of the node or the job's cgroup, whichever has less left. `root` has /proc, /sys."""
     found = [*_of_node(root), *_of_groups(root)]
     return min(found, key=lambda memory: memory.available, default=None)
 
@@ -85,8 +85,8 @@ def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory
 class Resources:
     """The resources of this rank's node.
 
-    ask_to_stop(cause): makes the run save and stop. shortage: returns why the disk has no room for the next
-    save. is_looking: False on a rank whose node another rank watches. read_memory: returns None if unknown.
+    ask_to_stop(cause): makes the run save and stop. `shortage` returns why the disk has no room for the next
+    save. `is_looking` is False if another rank watches the node. `read_memory` returns None if unknown.
     """
 
     def __init__(

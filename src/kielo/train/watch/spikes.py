@@ -41,7 +41,7 @@ NAMED_DOCUMENTS = 5  # of each source
 class Episode:
     """Steps from the first step that stood out, with the usual values before it.
 
-    high_steps: how many stood out. loss_steps: by their loss. not_finite: bad steps in a row at the end.
+    `high_steps` stood out, `loss_steps` by their loss. The last `not_finite` steps are bad.
     """
 
     first_step: int
@@ -216,8 +216,8 @@ class SpikeWatch:
     """The answer to spikes: report a spike that passed, go back for a harmful spike, or stop the run.
 
     A run stops after going back `max_tries` times for spikes that follow on each other. PaLM (Chowdhery et
-    al. 2022, section 5.1) and LLM-jp went back by hand in this way. harmful: the spike to go back for, until
-    the run went. go_back_before: as in `ReplicaCheck`. went_back: returns the earlier spikes.
+    al. 2022, section 5.1) and LLM-jp went back by hand in this way. `harmful` is the spike to go back for,
+    until the run went. `go_back_before` is `ReplicaCheck`'s. `went_back` returns the earlier spikes.
     """
 
     spikes: Spikes

@@ -44,7 +44,7 @@ def judge(found: Sequence[list[float]], job: Job) -> list[Finding]:
 def offsets(found: Sequence[list[float]]) -> list[float]:
     """Return each rank's seconds ahead of the median of all, the least of the rounds.
 
-    A rank that leaves one barrier late is not late in all of them.
+    A rank that leaves one barrier late is not late in every barrier.
     """
     medians = [statistics.median(reads) for reads in zip(*found, strict=True)]
     return [

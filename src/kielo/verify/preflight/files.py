@@ -83,7 +83,7 @@ def _wait_for_all(job: Job) -> None:
 
 
 def _room(folder: Path) -> Measured:
-    """Return free bytes and inodes for users; inodes are None if the file system does not count them."""
+    """Return free bytes and inodes for users. Inodes are None if the file system does not count them."""
     make_folder(folder)
     found = os.statvfs(folder)
     return {

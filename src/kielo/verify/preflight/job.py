@@ -21,11 +21,11 @@ from kielo.resolve.resolved import Resolved
 class Sizes:
     """Sizes of the checks on a kind of device.
 
-    matrix: rows and columns of the timed product. products, copies: in a timed round. copy_bytes: copied at
-    once in the device's memory. rounds: timed rounds of products and copies; the first warms up.
-    message_bytes: buffers of collectives, from a network's protocol for small messages to its protocol for
-    large messages; the last is timed. timed_collectives: number of timed calls. file_bytes: that each node
-    writes and reads.
+    matrix: rows and columns of the timed product. products, copies: their numbers in a timed round.
+    copy_bytes: bytes copied at once in the device's memory. rounds: timed rounds of products and copies, of
+    which the first warms up. message_bytes: buffers of collectives, from a network's protocol for small
+    messages to its protocol for large messages. The last is timed. timed_collectives: number of timed calls.
+    file_bytes: bytes that each node writes and reads.
     """
 
     matrix: int
@@ -105,7 +105,7 @@ class Finding:
 class Check:
     """One check: all ranks measure together, and rank 0 judges the measurements.
 
-    measure: returns a value for JSON. judge: takes these values by rank. summarise: puts them in a line.
+    `measure` returns a value for JSON. `judge` takes these values by rank. `summarise` puts them in a line.
     """
 
     name: str

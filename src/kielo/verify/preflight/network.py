@@ -19,7 +19,7 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
 
 
 def ask_nccl_for_a_log() -> Path:
-    """Set NCCL's variables of a log, unless the environment has some; return the log's path.
+    """Set NCCL's variables of a log, unless the environment has some. Return the log's path.
 
     Called before the first communicator. The caller removes the file.
     """
