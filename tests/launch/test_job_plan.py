@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "no account": (["--cluster", "lumi_g", "--nodes", "64"], ["no --account", "project_462000000"]),
     "an account of another form": (
         ["--cluster", "deucalion_a100_40", "--nodes", "2", "--account", "F2025x"],
-        ["--account F2025x: not the form", "g (with your own)"],
+        ["--account F2025x: not the form", "such as --account F202500000CPCAA0g"],
     ),
     "a layout that does not fit": (
         [*LUMI, "--nodes", "1", "--set", "layout.recompute=none"],
