@@ -352,7 +352,7 @@ def test_a_finished_run_is_continued(finished, tmp_path, capsys) -> None:
     assert recipe.train.learning_rate == before.train.learning_rate / 2
     assert [source.path for source in recipe.corpus.sources] == ["more.txt"] and not recipe.folder
     assert main(["init", "--from", str(run), "x.toml", "--params", "3B"]) == 1
-    assert "have a shape" in capsys.readouterr().err and not Path("x.toml").exists()
+    assert "fix size and type" in capsys.readouterr().err and not Path("x.toml").exists()
     Path("young").mkdir()
     shutil.copy(run / "recipe.toml", "young")
     assert main(["init", "--from", "young", "x.toml"]) == 1

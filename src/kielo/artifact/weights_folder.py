@@ -89,7 +89,7 @@ def weights_here(reference: str) -> Path | None:
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """Return `reference` with the commit of its snapshot `folder`, if it is a repository."""
+    """Add the commit of the snapshot `folder` to `reference`. Return a local folder unchanged."""
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference

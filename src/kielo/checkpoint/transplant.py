@@ -82,7 +82,7 @@ class Transplant:
 
 @dataclass(frozen=True)
 class Parts:
-    """Old rows, the new rows that they are added to, and their fp32 weights (None: all 1), by old row."""
+    """Old rows, the new rows that they are added to, and fp32 weights (None: all 1), sorted by old row."""
 
     olds: np.ndarray
     rows: np.ndarray

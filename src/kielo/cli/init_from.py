@@ -66,8 +66,8 @@ def _continued(run: Path, name: str, changes: dict[str, Any]) -> tuple[str, str]
         )
     if "model" in changes:
         raise KieloError(
-            f"--params and --model-type: the weights in {weights} have a shape. Fix: leave them out, or for "
-            f"a new model --from {run / 'recipe.toml'}"
+            f"--params and --model-type: the weights in {weights} fix size and type. Fix: leave them out, or "
+            f"for a new model --from {run / 'recipe.toml'}"
         )
     content = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder", "follows"})
     kept = {key: value for key, value in content.get("model", {}).items() if key in KEPT_BESIDE_WEIGHTS}

@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _LanguageRuns:
-    """Runs in processes of their own. A stop signal goes once to the process at work."""
+    """One run per language, each in its own process. A stop signal goes once to the process at work."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json

@@ -159,7 +159,7 @@ def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) 
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {last[end]} of {len(rows)} documents looked at end "
             f"with {end}, the tokenizer's end-of-text, and {times} with {other}. Fix: tokenizer.path = the "
-            "tokenizer that made these tokens, with its eos_token at their ends, or shards written with "
+            "tokenizer that made these tokens and ends documents with its eos_token, or shards written with "
             "Megatron's --append-eod"
         )
 

@@ -170,7 +170,9 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
         raise KieloError(f"{pinned}: was not written by `kielo prefetch`, and stays. Fix: another --to DIR")
     source = source_of_kielo()
     if not source:
-        raise KieloError("--wheels: the source of this Kielo is unknown. Fix: install it from its folder")
+        raise KieloError(
+            "--wheels: the source of this Kielo is unknown. Fix: install Kielo from its source folder"
+        )
     say(f"wheels: Kielo and what it needs, for Python {python} on {architecture}")
     _pip("wheel", "--no-deps", "--wheel-dir", str(place), source)
     glibcs = ("_2_28", "_2_27", "_2_17", "2014")

@@ -14,7 +14,7 @@ class LayerParts:
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: the number of norms of whole hidden states. norms_inputs:
     attention and MLP read the output of a norm. is_parallel: attention and MLP read the same hidden states.
-    relative_rows: number of relative positions that scores have terms for. mlp_ratio: intermediate_size /
+    relative_rows: number of relative positions with a term in the scores. mlp_ratio: intermediate_size /
     hidden_size, if it is fixed. The model may be incomplete.
     """
 

@@ -228,7 +228,7 @@ def _silenced(*loggers: str) -> Iterator[None]:
 
 
 class Fp8Head:
-    """Multiply by a head's weight [v, d] in FP8: hidden states [c, d], and gradients of logits [c, v].
+    """Multiply hidden states [c, d] or gradients of logits [c, v] by the head's weight [v, d] in FP8.
 
     The weight is rounded once for all chunks of tokens. A scale is for a chunk, or for this rank's rows
     of the weight. The weight's own gradient is not computed here: it stays a wide product, because FP8

@@ -252,7 +252,7 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
 
 
 def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
-    """Compute seconds that tensor-parallel traffic adds to a layer and micro-batch, both ways.
+    """Return the seconds that tensor-parallel traffic adds to a layer and micro-batch, forward and backward.
 
     Chunked are the gathers before column-split matrices in each forward pass, and, unless whole layers are
     recomputed, the sums after row-split matrices and the gathers before their backward. Other collectives run

@@ -56,7 +56,7 @@ class Pipeline:
 
 
 class Passes(NamedTuple):
-    """Seconds of a micro-batch. `again` is repeated forward work. A hop blocks for `exposed` seconds."""
+    """Seconds of a micro-batch. again: repeated forward work. hop: to the next stage; it waits `exposed`."""
 
     layer: float
     head: float

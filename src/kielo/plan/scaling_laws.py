@@ -58,7 +58,7 @@ REPETITION = Law(math.exp(0.6254804), math.exp(6.255414), 0.3526596, math.exp(7.
 
 @dataclass(frozen=True)
 class Choice:
-    """A size and a length of training, with the expected loss. unique_tokens: different `tokens`."""
+    """A size and a length of training, with the expected loss. unique_tokens: tokens without repeats."""
 
     parameters: float
     tokens: float

@@ -69,7 +69,7 @@ class Exported:
 
 
 def render_export(exported: Exported, recipe: Recipe | None) -> str:
-    """Return the card of an exported checkpoint, without results, which may be of another checkpoint.
+    """Return the card of an exported checkpoint. It omits results: they may belong to another checkpoint.
 
     Without a `recipe` the card has no licence, languages and sources.
     """

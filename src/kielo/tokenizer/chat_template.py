@@ -162,7 +162,7 @@ class ChatTemplate:
         whole = self._text(chat._replace(messages=chat.messages[: number + 1]))
         if not (whole.startswith(prompt) and text.startswith(whole.rstrip())):
             raise KieloError(
-                f"{chat.place}: message {number + 1} has more than text, and the chat template of "
+                f"{chat.place}: message {number + 1} has tool calls or reasoning, and the chat template of "
                 f"{self._folder} does not write it after its generation prompt, or changes it if messages "
                 "follow. Fix: another template, or messages of text alone"
             )
