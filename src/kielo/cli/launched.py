@@ -98,7 +98,7 @@ def cancel(options: argparse.Namespace) -> None:
     found = status_of(Path(options.run))
     if found.jobs is None:
         raise KieloError(
-            f"nothing is cancelled: {found.no_answer}, or touch "
+            f"nothing is cancelled: {found.no_answer.partition('. Fix: ')[0]}. Fix: touch "
             f"{Path(options.run) / 'triggers' / 'stop'}, so that the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
