@@ -351,7 +351,8 @@ def test_each_way_is_tried_and_what_failed_is_noted(tmp_path, monkeypatch):
     assert not (tmp_path / "b" / ".help.downloads").exists()
     ways["dataset"] = ("a.jsonl", "no network")
     with pytest.raises(
-        KieloError, match="help: could not be fetched. Debian.*; Hugging .*wiki: no network. Fix: --set"
+        KieloError,
+        match="help: could not be fetched. Debian.*; Hugging .*wiki: no network. Fix: use a text of your own: --set",
     ):
         fetched("c")
     assert (tmp_path / "c" / ".help.downloads").exists() and not (tmp_path / "c/help").exists()
