@@ -352,7 +352,7 @@ def test_each_way_is_tried_and_what_failed_is_noted(tmp_path, monkeypatch):
     ways["dataset"] = ("a.jsonl", "no network")
     with pytest.raises(
         KieloError,
-        match="help: could not be fetched. Debian.*; Hugging .*wiki: no network. Fix: use a text of your own: --set",
+        match="help: could not be fetched. Debian.*; Hugging .*no network. Fix: use a text of your own",
     ):
         fetched("c")
     assert (tmp_path / "c" / ".help.downloads").exists() and not (tmp_path / "c/help").exists()

@@ -127,9 +127,12 @@ def test_packing_without_text_is_refused_by_hand(caplog):
     assert pack.check_joined(asked, joined({"a": 3, "b": 2}, 1, ("a", "b"), ("a", "b@et")), place) is None
     assert not caplog.records
     for found, words in (
-        (joined({"a": 3, "b": 2}, 1, ("a",)), "source 'b' has no training text: 2 of its documents are in"),
-        (joined({"a": 3}, 1, ("a",)), "source 'b' has no training text: 0 of its"),
-        (joined({"x": 1, "a": 1, "b": 1}, 1, ("a", "b")), "source 'x' has no training text: 1 of"),
+        (joined({"a": 3, "b": 2}, 1, ("a",)), "source 'b' has no training text: RUN/corpus has 2 of its"),
+        (joined({"a": 3}, 1, ("a",)), "source 'b' has no training text: RUN/corpus has 0 of"),
+        (
+            joined({"x": 1, "a": 1, "b": 1}, 1, ("a", "b")),
+            "source 'x' has no training text: RUN/corpus has 1",
+        ),
     ):
         with pytest.raises(KieloError, match=words):
             pack.check_joined(asked, found, place)
