@@ -1,4 +1,4 @@
-"""What Inductor writes for one compiled layer on a GPU, without having one: kernels, launches, bytes.
+"""Count what Inductor writes for a compiled layer on a GPU that is not here: kernels, launches, bytes.
 
     make gpu-code                                     # installs Triton in .triton/, compares with the table
     python benchmarks/training/gpu_code.py --write    # writes results/gpu_code.json in place of comparing

@@ -140,7 +140,7 @@ class PrecisionVerdict(PrecisionChange):
     loss_rise: float | None
     """Largest rise of the mean loss, as a share of the loss before the change; null: not finite."""
     gradient_norm_rise: float | None
-    """The same of the mean gradient norm."""
+    """Largest rise of the mean gradient norm, as a share of the norm before the change; null: not finite."""
 
 
 class Fp8GradientProbe(Row):

@@ -57,7 +57,7 @@ class Preflight(JsonFile):
     """In the order in which they ran."""
     ranks: int
     seconds: float
-    """Of all checks, without the start of the ranks."""
+    """Seconds of all checks, without the start of the ranks."""
     finished_at: str
     """Time of rank 0 (ISO 8601, UTC)."""
 

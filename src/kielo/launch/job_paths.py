@@ -1,4 +1,4 @@
-"""What the jobs of a launch read and write: each node must have it, and a container must be given it.
+"""List what the jobs of a launch read and write: each node must have it, and a container must be given it.
 
 A container sees only bound folders, so a tokenizer outside of the working folder would be missing. Links lead
 out of a bound folder, so their targets are paths of their own.
