@@ -1,8 +1,8 @@
 """Reads pytest's JUnit file: counts of the cases, and the names of those that failed."""
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 
 def outcome(report: Path) -> dict[str, Any]:

@@ -21,12 +21,12 @@ import sys
 import tempfile
 import time
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from mutant_sites import Mutant, add_probes, draw
 

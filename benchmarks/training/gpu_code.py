@@ -236,7 +236,7 @@ def _as_on_a_gpu() -> None:
     """Trace the attention kernel of a GPU, though the tensors say that they are on the CPU."""
     from torch.nn.attention import flex_attention
 
-    import kielo.models.blocks.attention as attention
+    from kielo.models.blocks import attention
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **_: Any) -> Tensor:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[0]

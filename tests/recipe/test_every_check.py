@@ -333,7 +333,7 @@ def test_names_of_keys() -> None:
     assert dotted(("corpus", "sources", 0, "path")) == "corpus.sources[0].path"
     assert dotted(("phases", 0, "tokens")) == "phases.1.tokens" and dotted(("a", 2)) == "a[2]"
     nearest = {
-        "train.tokns": "train.tokens", "train.lr": "train.learning_rate", 
+        "train.tokns": "train.tokens", "train.lr": "train.learning_rate",
         "batch_size": "train.tokens_per_step",
         "model.layers": "model.num_hidden_layers", "train.hidden_size": "model.hidden_size", "qqqq": None,
         "gpus": "layout.shard", "train.dtype": "train.precision",

@@ -1,8 +1,8 @@
 """The planner's pictures: as many bars, points and labels as there are pieces of work, layouts and parts."""
 
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from functools import cache
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.collections import PolyCollection

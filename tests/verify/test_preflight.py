@@ -328,13 +328,12 @@ def test_values_of_a_wrong_place_differ():
 
 def gpu_job(nodes: int, per_node: int = 4):
     names = tuple(f"node{rank // per_node}" for rank in range(nodes * per_node))
-    job = SimpleNamespace(
+    return SimpleNamespace(
         nodes=names,
         cluster=cluster("alps_clariden"),
         world=SimpleNamespace(device=SimpleNamespace(type="cuda")),
         device_card=accelerator("gh200_96"),
     )
-    return job
 
 
 def groups_found(ranks: int, rates: dict[tuple[int, ...], float]) -> list[dict]:

@@ -135,7 +135,9 @@ def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
 def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
     """Submit the chain. Return the jobs' ids, and other words. Raises KieloError without a first job."""
     script, none = folder / "submit.sh", subprocess.DEVNULL
-    done = subprocess.run(["bash", script], stdin=none, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        ["bash", script], stdin=none, capture_output=True, text=True, errors="replace", check=False
+    )
     answer = " ".join(done.stderr.split())
     if done.returncode:
         raise KieloError(
@@ -214,7 +216,9 @@ def _versions(scheduler: str, card: str) -> dict[str, str]:
 
 def _answer(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "not known"
     return done.stdout.strip() or "not known"

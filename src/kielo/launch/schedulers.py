@@ -259,6 +259,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     own["LC_ALL"] = "C"
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own, check=False
+        )
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]} did not answer within {LIMIT_SECONDS} s. Fix: try again") from None

@@ -212,7 +212,7 @@ class HangWatch:
             self._seen[rank] = beat
         self._still = 0.0 if has_moved else self._still + counted
         silent_limit = max(beat.silent_seconds for beat in beats)
-        still_limit = max(max(beat.still_seconds for beat in beats), _STALL_BEATS * self._beat_seconds)
+        still_limit = max(*(beat.still_seconds for beat in beats), _STALL_BEATS * self._beat_seconds)
         if max(self._silent) <= silent_limit and self._still <= still_limit:
             return None
         silent = self._silent_ranks(silent_limit)

@@ -83,7 +83,9 @@ class RankProcess:
         if not text and shutil.which("py-spy"):
             command = ["py-spy", "dump", "--nonblocking", "--pid", str(self.pid)]
             with suppress(OSError, subprocess.SubprocessError):
-                text = subprocess.run(command, capture_output=True, text=True, timeout=STACKS_SECONDS).stdout
+                text = subprocess.run(
+                    command, capture_output=True, text=True, timeout=STACKS_SECONDS, check=False
+                ).stdout
         return text
 
     def _letter(self) -> str:

@@ -389,7 +389,7 @@ def _leave_out(data: TomlTable, location: Sequence[str | int]) -> None:
 
 def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
     """Return the origin of the key or the table above it, else of a value in it (dataset.mixture.NAME)."""
-    key = key.split("[")[0]
+    key = key.split("[", maxsplit=1)[0]
     above = key
     while above:
         if above in origins:

@@ -231,7 +231,13 @@ def _fault(path: Path, state: tuple[int, ...]) -> str:  # state: of the file, wh
     variables = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, errors="replace", timeout=WALL_SECONDS
+            command,
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=WALL_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"was not tried to its end within {WALL_SECONDS} s"

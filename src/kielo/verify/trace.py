@@ -132,7 +132,7 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
     difference = (ours.float().flatten() - theirs.float().flatten()).norm()
     scale = theirs.float().norm()
     ratio = (difference / scale.clamp(min=max(floor, torch.finfo(torch.float32).tiny))).item()
-    return ratio if ratio == ratio else float("inf")
+    return float("inf") if math.isnan(ratio) else ratio
 
 
 def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
