@@ -9,7 +9,8 @@ and one waits while the other computes. A ratio above 1 means that the second ve
 median over rounds with a 95 % bootstrap interval, of the process's own seconds on a CPU (OMP_NUM_THREADS=1),
 so that other work on the machine counts less. The losses are compared to the bit. Rehearsals go through
 `python -m kielo rehearse` of each version after that, and all their bytes, FLOPs and collectives are
-compared. Writes
+compared. At last `kielo --help` and a training of one step start in turn, each over the text that its version
+has packed; their seconds are those of all their processes. Writes
 results/before_after_<shape>_<precision>_cpu.json.
 """
 
@@ -17,6 +18,8 @@ import argparse
 import json
 import os
 import platform
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,7 +93,7 @@ class Version:
         self.folder, self.rows = Path(folder).resolve(), list[dict[str, float]]()
         self._process: subprocess.Popen | None = None
 
-    def start(self, options: argparse.Namespace) -> None:
+    def begin(self, options: argparse.Namespace) -> None:
         # -P: not the modules beside this file, but those of the version
         command = [sys.executable, "-P", __file__, "--work", "--shape", options.shape]
         command += ["--precision", options.precision, "--pairs", str(options.pairs)]
@@ -116,6 +119,31 @@ class Version:
     def end(self) -> None:
         self._process.stdin.close()
         self._process.wait(60)
+
+    def pack(self, folder: Path) -> Path:
+        """Packs the demo's text into a new run in `folder`; returns it."""
+        run = folder / f"run_{self.folder.name or 'after'}_{id(self)}"
+        self._kielo(["run", "demo_estonian", *_one_step(run), "--to", "pack"])
+        return run
+
+    def start(self, run: Path, copy: Path) -> dict[str, float]:
+        """Returns the CPU seconds of `kielo --help`, and of one step of training on a copy of `run`."""
+        shutil.copytree(run, copy)
+        seconds = {
+            "help": self._kielo(["--help"]),
+            "train": self._kielo(["train", "demo_estonian", *_one_step(copy)]),
+        }
+        shutil.rmtree(copy)
+        return seconds
+
+    def _kielo(self, arguments: list[str]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-P", "-m", "kielo", *arguments]
+        done = subprocess.run(command, env=self.variables(), capture_output=True, text=True, timeout=1200)
+        if done.returncode:
+            raise SystemExit(f"{self.folder}: {' '.join(command)}: {done.stderr}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     def rehearsed(self, arguments: list[str]) -> Any:
         """Returns the figures of a rehearsal, without those that are of this run of it."""
@@ -151,21 +179,32 @@ def _without_times(value: Any) -> Any:
     }
 
 
+def _one_step(run: Path) -> list[str]:
+    settings = ("train.tokens=16384", "train.warmup_share=0", f"folder={run}")
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def _ratio(one: list[float], other: list[float]) -> dict[str, Any]:
+    ratios = np.array(one) / np.array(other)
+    return {
+        "ratio": round(float(np.median(ratios)), 4),
+        "interval": [round(float(bound), 4) for bound in interval(ratios)],
+        "seconds_before": one,
+        "seconds_after": other,
+    }
+
+
 def compared(before: Version, after: Version, options: argparse.Namespace) -> dict[str, Any]:
     """Runs the turns, of which the first two are not counted; returns the ratio and how losses compare."""
     for version in (before, after):
-        version.start(options)
+        version.begin(options)
     for number in range(options.pairs + 2):
         for version in (before, after) if number % 2 else (after, before):
             version.turn(number)
     for version in (before, after):
         version.end()
     one, other = ([row["seconds"] for row in version.rows[2:]] for version in (before, after))
-    ratios = np.array(one) / np.array(other)
-    return {
-        "ratio": round(float(np.median(ratios)), 4),
-        "interval": [round(float(bound), 4) for bound in interval(ratios)],
-        "seconds_before": one, "seconds_after": other,
+    return _ratio(one, other) | {
         "losses_are_equal": [row["loss"] for row in before.rows] == [row["loss"] for row in after.rows],
     }  # fmt: skip
 
@@ -177,7 +216,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--layers", type=int, default=0, help="default: the shape's")
-    parser.add_argument("--only", choices=("step", "rehearsals"), help="other figures stay as they are")
+    parser.add_argument(
+        "--only", choices=("step", "rehearsals", "start"), help="other figures stay as they are"
+    )
     parser.add_argument("--rehearsals", nargs="+", choices=REHEARSALS, help="default: all")
     parser.add_argument("--commits", nargs=2, default=("", ""), help="what the result calls the two")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -194,7 +235,7 @@ def main() -> None:
         "python": platform.python_version(), "torch": version_of("torch"), "cpus": os.cpu_count(),
     }  # fmt: skip
     one, other = (Version(folder) for folder in options.folders)
-    measure = {"step": _step, "rehearsals": _rehearsals}
+    measure = {"step": _step, "rehearsals": _rehearsals, "start": _start}
     for name in [options.only] if options.only else measure:
         result[name] = measure[name](one, other, options)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -228,6 +269,24 @@ def _rehearsals(before: Version, after: Version, options: argparse.Namespace) ->
             "after": other if differences else "the same",
         }
         print(f"{name}: {', '.join(differences) or 'all figures are equal'}", flush=True)
+    return found
+
+
+def _start(before: Version, after: Version, options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {version: version.pack(Path(folder)) for version in (before, after)}
+        rows: dict[Version, list[dict[str, float]]] = {before: [], after: []}
+        for number in range(options.pairs + 1):
+            for version in (before, after) if number % 2 else (after, before):
+                rows[version].append(version.start(runs[version], Path(folder) / "copy"))
+    found: dict[str, Any] = {"date": date.today().isoformat()}
+    for what in ("help", "train"):
+        one, other = ([row[what] for row in rows[version][1:]] for version in (before, after))
+        found[what] = _ratio(one, other)
+        low, high = found[what]["interval"]
+        print(
+            f"{what}: after starts {found[what]['ratio']:.3f} × as fast ({low:.3f} to {high:.3f})", flush=True
+        )
     return found
 
 
