@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from kielo.verify.layouts import CERTIFICATE_NAME as LAYOUTS_CERTIFICATE
     from kielo.verify.layouts import verify_layouts as verify_layouts
     from kielo.verify.parity import verify_parity as verify_parity
-    from kielo.verify.position_heads import verdict as position_heads_verdict
-    from kielo.verify.position_heads import verify_position_heads as verify_position_heads
+    from kielo.verify.source_folder import position_heads_verdict as position_heads_verdict
+    from kielo.verify.source_folder import verify_position_heads as verify_position_heads
     from kielo.verify.preflight.check_nodes import preflight as preflight
     from kielo.verify.rehearse import rehearse as rehearse
     from kielo.verify.round_trip import table as round_trip_table

@@ -1,14 +1,14 @@
 """The other side of the parity check: transformers' model under accelerate, as a careful user would train it.
 
 It uses nothing of Kielo's maths, loss, weight-decay rule or clipping, and no dropout. It takes the resolved
-run in fp32 and weights, and gives the same data as `kielo_side`, by our names.
+run in fp32 and weights, and gives the same data as `kielo_side`, by our names. Shape letters: b = sequences,
+s = tokens of a sequence, n = documents.
 """
 
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -33,20 +33,15 @@ from kielo.verify.trace import (
     trace_forward,
 )
 
-# A micro-batch in the form that transformers' models take, with their attention masks. Shape letters:
-# b = sequences, s = tokens of a sequence, n = documents.
-
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
-    """The arguments of one forward of transformers' model, and its labels.
-
-    is_token [n, longest]: with one document a row, the columns without padding. None: rows as given.
-    """
+    """The arguments of one forward of transformers' model, and its labels."""
 
     arguments: Mapping[str, Tensor | dict[str, Tensor]]
     labels: Tensor
     sequences: int
+    # With one document a row, its columns without padding, [n, longest]. None: rows as given.
     is_token: Tensor | None = None
 
     def as_given(self, x: Tensor) -> Tensor:
@@ -123,14 +118,8 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
 
 # Parameters that transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-OPTIMISER_KEYS = (
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_gradient_norm",
-)
+_ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
+OPTIMISER_KEYS = ("learning_rate", "weight_decay", *_ADAM_KEYS, "max_gradient_norm")
 
 
 class HuggingFaceSide:
@@ -142,9 +131,10 @@ class HuggingFaceSide:
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
         identity = _overridden(identity, overrides)
-        self._pieces = families.module(identity.model.model_type, "tables").to_hugging_face(identity.model)
-        parts = families.module(identity.model.model_type, "tables").layer_parts(identity.model)
-        self._takes_documents_alone = parts.has_alibi or bool(identity.dataset.restart_positions)
+        tables = families.module(identity.model.model_type, "tables")
+        self._pieces = tables.to_hugging_face(identity.model)
+        has_alibi = tables.layer_parts(identity.model).has_alibi
+        self._takes_documents_alone = has_alibi or bool(identity.dataset.restart_positions)
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
@@ -175,13 +165,13 @@ class HuggingFaceSide:
         return self._accelerator.unwrap_model(self.model)
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: self._part(name, parameter.detach()) for name, parameter in self._named().items()}
+        return self._parts({name: parameter.detach() for name, parameter in self._named().items()})
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: self._part(name, gradient_of(parameter)) for name, parameter in self._named().items()}
+        return self._parts({name: gradient_of(parameter) for name, parameter in self._named().items()})
 
-    def _part(self, name: str, stored: Tensor) -> Tensor:
-        return cut(stored, self._pieces[name], self._shapes[name])
+    def _parts(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: cut(one, self._pieces[name], self._shapes[name]) for name, one in stored.items()}
 
     def modules(self) -> dict[str, nn.Module]:
         return modules_by_our_names(self._unwrapped(), self._pieces)
@@ -243,12 +233,11 @@ class HuggingFaceSide:
 
 def model_settings(model: PreTrainedModel) -> Values:
     """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
-    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     # transformers' families give a norm's epsilon two names.
     epsilons = {getattr(one, "variance_epsilon", getattr(one, "eps", None)) for one in model.modules()}
     return rope_settings(_rope_tables(model)) | {
         "norm epsilon": sorted(epsilon for epsilon in epsilons if epsilon is not None),
-        "head tied to embedding": is_tied,
+        "head tied to embedding": model.get_output_embeddings().weight is model.get_input_embeddings().weight,
     }
 
 
@@ -290,19 +279,25 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
 def _overridden(identity: Identity, overrides: Values) -> Identity:
     """Return the identity with the optimiser's overrides. learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
-    others: Values = {}
-    if "learning_rate" in changes:
-        first, *later = identity.learning_rates
-        first = first.model_copy(update={"peak": changes.pop("learning_rate")})
-        others["learning_rates"] = (first, *later)
-    return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
+    first, *later = identity.learning_rates
+    first = first.model_copy(update={"peak": changes.pop("learning_rate", first.peak)})
+    train = identity.train.model_copy(update=changes)
+    return identity.model_copy(update={"learning_rates": (first, *later), "train": train})
 
 
 def _model(identity: Identity, overrides: Values) -> PreTrainedModel:
     """Build transformers' model with plain attention ("eager"), the only form that covers every family."""
     config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
-        _override(config, key, value)
+        if key == "rope_theta" and getattr(config, "rope_parameters", None):
+            config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
+        elif hasattr(config, key):
+            setattr(config, key, value)
+        else:
+            raise KieloError(
+                f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json. Fix: a key "
+                f"of it, or {', '.join(OPTIMISER_KEYS)}"
+            )
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
 
 
@@ -311,19 +306,6 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
     live = stored_parameters(model, pieces)
     for name, parts in by_stored_name(pieces).items():
         live[name].copy_(join(parts, {ours: weights[ours] for ours in parts}))
-
-
-def _override(config: PretrainedConfig, key: str, value: Any) -> None:
-    if key == "rope_theta" and getattr(config, "rope_parameters", None):
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
-    elif hasattr(config, key):
-        setattr(config, key, value)
-    else:
-        known = ", ".join(OPTIMISER_KEYS)
-        raise KieloError(
-            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json. Fix: a key "
-            f"of it, or {known}"
-        )
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:
