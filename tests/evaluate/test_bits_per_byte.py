@@ -13,7 +13,6 @@ from kielo.evaluate import contender as module
 from kielo.evaluate.contender import (
     Contender,
     Window,
-    bits_per_byte,
     counted_bytes,
     token_stream_bits,
     windows,
@@ -33,6 +32,11 @@ def byte_tokenizer() -> TextTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return TextTokenizer(tokenizer, Path("in no folder"), "<|endoftext|>")
+
+
+def bits_per_byte(of: Contender, texts: list[str]) -> float:
+    tokens = of.encode_documents(texts)
+    return token_stream_bits(of, tokens, counted=of.counted(tokens)) / counted_bytes(texts)
 
 
 def contender(logits, sequence_length: int = 16, mask_documents: bool = False) -> Contender:
