@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -239,28 +240,23 @@ MOST_TOKENS_PER_FORWARD = 8192
 MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
 
 
-@dataclass(frozen=True)
-class Window:
-    """Inputs start … start + length - 1 of the stream. Predictions from offset `first` on are counted."""
-
-    start: int
-    first: int
-
-
 def counted_bytes(texts: Sequence[str]) -> int:
     """Return the divisor of bits: the UTF-8 bytes of the documents, and one for each document's border."""
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
 
 
-def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Yield windows of one length (at most num_tokens) that count each prediction exactly once."""
+def windows(num_tokens: int, length: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Yield windows of one length (at most num_tokens) that count each prediction exactly once.
+
+    A window is its first input in the stream, and the offset from which on its predictions are counted.
+    """
     if not 1 <= stride <= length:
         raise KieloError(f"stride = {stride}. Fix: 1 to the sequence length, {length}")
     length = min(length, num_tokens)
     counted = 0
     while counted < num_tokens:
         end = length if counted == 0 else min(counted + stride, num_tokens)
-        yield Window(end - length, counted - (end - length))
+        yield end - length, counted - (end - length)
         counted = end
 
 
@@ -277,15 +273,15 @@ def token_stream_bits(
     weights = torch.ones(len(tokens)) if counted is None else torch.from_numpy(counted).float()
     stride = max(1, length // 2) if stride is None else min(stride, length)
     nats, rows = 0.0, 1  # until the number of logits is known
-    for first, group in groupby(windows(len(tokens), length, stride), key=lambda window: window.first):
+    for first, group in groupby(windows(len(tokens), length, stride), key=itemgetter(1)):
         while batch := list(islice(group, rows)):
-            spans = torch.stack([stream[window.start : window.start + length + 1] for window in batch])
+            spans = torch.stack([stream[start : start + length + 1] for start, _ in batch])
             spans = spans.to(contender.device)
             inputs, labels = spans[:, :-1], spans[:, 1:]
             logits = contender.logits(inputs, contender.documents(inputs))[:, first:]
             wanted = labels[:, first:].flatten()
             losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none")
-            counts = torch.stack([weights[one.start + first : one.start + length] for one in batch])
+            counts = torch.stack([weights[start + first : start + length] for start, _ in batch])
             nats += (losses.double() * counts.flatten().to(losses.device)).sum().item()
             most_tokens = min(MOST_TOKENS_PER_FORWARD, MOST_LOGITS_PER_FORWARD // logits.shape[-1])
             rows = max(1, most_tokens // length)

@@ -29,10 +29,9 @@ class ParityOptions:
     # Keys to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …), to check the check.
     hugging_face_overrides: JsonTable = field(default_factory=dict)
 
-    def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
+    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
         """Return these options with sequences no longer than the model has positions."""
-        most = max_position_embeddings or self.sequence_length
-        return replace(self, sequence_length=min(self.sequence_length, most))
+        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
 
 
 def asked(

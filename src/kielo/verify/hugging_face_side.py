@@ -65,7 +65,7 @@ def hugging_face_batch(
     # OPT would count positions from the mask.
     takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
     if micro_batch.documents_bs is not None and takes_documents_alone:
-        return _documents_apart(micro_batch, takes_positions)
+        return _documents_apart(micro_batch, micro_batch.documents_bs, takes_positions)
     arguments: dict[str, Tensor | dict[str, Tensor]] = {"input_ids": micro_batch.inputs_bs}
     if micro_batch.documents_bs is not None:
         arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
@@ -94,14 +94,11 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingFaceBatch:
+def _documents_apart(batch: MicroBatch, documents_bs: Tensor, takes_positions: bool) -> HuggingFaceBatch:
     """Put each document in its own row, padded at its end. Earlier tokens do not see the padding.
 
     A model computes the same if it knows only distances between tokens, or positions in the document.
     """
-    documents_bs = micro_batch.documents_bs
-    if documents_bs is None:
-        raise ValueError("the batch has no numbers of documents")
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
     begins[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
     first_n = begins.flatten().nonzero().squeeze(1)
@@ -109,8 +106,8 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
     columns = torch.arange(int(length_n.max()), device=first_n.device)
     is_token = columns < length_n[:, None]
     places = (first_n[:, None] + columns).where(is_token, first_n[:, None])
-    labels = micro_batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
-    arguments = {"input_ids": micro_batch.inputs_bs.flatten()[places]}
+    labels = batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
+    arguments = {"input_ids": batch.inputs_bs.flatten()[places]}
     if takes_positions:
         arguments["position_ids"] = columns.expand(len(first_n), -1)
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)

@@ -58,13 +58,11 @@ def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> 
     if is_transplanted := model.transplant is not None:
         own = families.read_hf_config(folder).vocab_size
         model = model.model_copy(update={"transplant": None, "vocab_size": own})
-    if model.vocab_size is None:
-        raise KieloError(f"{folder}: its config.json has no vocab_size")
     config = AutoConfig.from_pretrained(folder)
     windows = _our_windows(model), _their_windows(config)
     is_whole = 2 * 4 * parameters(model) <= WHOLE_MODEL_BYTES
     compared = model if is_whole else _two_layers(model, config)
-    length = min(sequence_length, model.max_position_embeddings or sequence_length)
+    length = min(sequence_length, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, model.vocab_size, (_SEQUENCES, length), generator=generator)
     load = AutoModelForCausalLM.from_pretrained
@@ -154,9 +152,8 @@ def verify_position_heads(reference: str, text: Path) -> PositionHeads:
             f"{source / CONFIG_FILE}: model_type = {model.model_type!r} has no relative positions, which "
             "only an ltg_bert cuts into heads in two ways"
         )
-    sequences_ns = _sequences(
-        load_tokenizer(source), text, min(MOST_TOKENS, model.max_position_embeddings or MOST_TOKENS)
-    )
+    length = min(MOST_TOKENS, model.max_position_embeddings)
+    sequences_ns = _sequences(load_tokenizer(source), text, length)
     samples_n = np.arange(len(sequences_ns))
     whole = Batch(sequences_ns, np.zeros_like(sequences_ns), None, samples_n)
     hidden = Masking(_HIDING_SEED, "subword", masking_vocabulary(source, "subword")).hide(whole, _RATE)
