@@ -13,7 +13,7 @@ from tests import surroundings
 from tests.fault_times import FaultTimes
 
 if TYPE_CHECKING:
-    from kielo.train.garbage import Garbage
+    from kielo.train.watch.resources import Garbage
 
 # Before a test imports anything. Each worker of pytest-xdist has a home of its own.
 HOME = tempfile.mkdtemp(prefix="kielo_home_")
@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
     Else every training in a test's own process looks through 700,000 objects when it begins: 0.4 s. The real
     beginning and end are held by tests/train/test_garbage.py, in a process of its own, and by all ranks.
     """
-    from kielo.train.garbage import Garbage
+    from kielo.train.watch.resources import Garbage
 
     gc.collect()
     gc.freeze()

@@ -213,7 +213,7 @@ class Bench:
         # the Trainer's steps are its own loop's
         if not is_asked_for or type(contender).step is Contender.step:
             return
-        from kielo.train.profile import step_parts
+        from step_parts import step_parts
 
         steps = 3 if self.work.micro_batches < 8 else 1  # a trace of many micro-batches is long enough
         try:

@@ -286,6 +286,6 @@ def compare(*runs: str | Path, to: str | Path = "comparison.html") -> Path:
 
     Raises KieloError if nothing was trained in any of them, or if `to` is a file of yours.
     """
-    from kielo.report.compare_runs import write_comparison
+    from kielo.report.write import write_comparison
 
     return write_comparison({Path(run): Run(run).recipe.settings for run in runs}, Path(to))

@@ -40,7 +40,7 @@ def test_the_page_is_opened_if_asked(run: Path, opened: list[str], monkeypatch, 
     """Not by itself, and neither in a job nor without a display; stages keep their times."""
     from kielo.report import write
 
-    monkeypatch.setattr(write, "FIGURES", ())
+    monkeypatch.setattr(write.figures, "FIGURES", ())
     assert main(["report", str(run)]) == 0 and opened == []
     summary = read_json(run, Summary)
     write_json(run, summary.model_copy(update={"stages": STAGES}))

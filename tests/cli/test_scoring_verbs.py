@@ -178,7 +178,7 @@ def test_an_encoder_fills_its_mask(writes, recipe, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(
         "kielo.evaluate.encoder.load_encoder", lambda recipe, run, checkpoint: checkpoint.name
     )
-    monkeypatch.setattr("kielo.evaluate.fill_mask.fill_prompts", lambda *_: [filled])
+    monkeypatch.setattr("kielo.evaluate.encoder.fill_prompts", lambda *_: [filled])
     assert said(capsys, "generate", path, "Kord [MASK]") == "token\tprobability\noli\t50.0 %\non\t6.2 %\n"
     found = json.loads(said(capsys, "generate", path, "Kord [MASK]", "--json"))
     assert found == {"prompt": "Kord [MASK]", "fillings": [one.content() for one in fillings]}

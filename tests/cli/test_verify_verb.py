@@ -146,8 +146,8 @@ def test_position_heads_are_tabled(passed, capsys, monkeypatch) -> None:
         "hidden_tokens": 1234,
         "source": "nowhere",
     }
-    monkeypatch.setattr("kielo.verify.position_heads.verify_position_heads", lambda weights, text: made)
-    monkeypatch.setattr("kielo.verify.position_heads.verdict", lambda of: "the verdict")
+    monkeypatch.setattr("kielo.verify.source_folder.verify_position_heads", lambda weights, text: made)
+    monkeypatch.setattr("kielo.verify.source_folder.position_heads_verdict", lambda of: "the verdict")
     assert main(["verify", "position-heads", "hf:a/b", "t.txt"]) == 1 - passed
     assert capsys.readouterr().out == (
         "position_heads\tnats a hidden token, of 1,234\none\t1.2346\ntwo\t2.0000\nthe verdict\n"

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from kielo.evaluate.contender import bits_per_byte, load_hugging_face
+from kielo.evaluate.contender import load_hugging_face
 from kielo.evaluate.generate import Sampling, continue_text, generate
+from tests.evaluate.test_bits_per_byte import bits_per_byte
 from tests.tokenizer.test_text_frame import write_tokenizer
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -12,8 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from kielo.evaluate import contender as module
 from kielo.evaluate.contender import (
     Contender,
-    Window,
-    bits_per_byte,
     counted_bytes,
     token_stream_bits,
     windows,
@@ -33,6 +31,11 @@ def byte_tokenizer() -> TextTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return TextTokenizer(tokenizer, Path("in no folder"), "<|endoftext|>")
+
+
+def bits_per_byte(of: Contender, texts: list[str]) -> float:
+    tokens = of.encode_documents(texts)
+    return token_stream_bits(of, tokens, counted=of.counted(tokens)) / counted_bytes(texts)
 
 
 def contender(logits, sequence_length: int = 16, mask_documents: bool = False) -> Contender:
@@ -55,10 +58,10 @@ def test_windows_count_each_prediction_once(num_tokens: int, length: int, data: 
     stride = data.draw(st.integers(1, length))
     counted = []
     size = min(length, num_tokens)
-    for number, window in enumerate(windows(num_tokens, length, stride)):
-        assert window.start >= 0
-        assert number == 0 or window.first >= size - stride
-        counted += range(window.start + window.first, window.start + size)
+    for number, (start, first) in enumerate(windows(num_tokens, length, stride)):
+        assert start >= 0
+        assert number == 0 or first >= size - stride
+        counted += range(start + first, start + size)
     assert counted == list(range(num_tokens))
 
 
@@ -118,10 +121,10 @@ def test_prompts_are_openings_of_heldout_documents() -> None:
 
 def test_windows_by_hand() -> None:
     """Ten tokens in windows of four: the first counts all, each later one as many as it advances."""
-    assert list(windows(10, 4, 2)) == [Window(0, 0), Window(2, 2), Window(4, 2), Window(6, 2)]
-    assert list(windows(10, 4, 3)) == [Window(0, 0), Window(3, 1), Window(6, 1)]
-    assert list(windows(9, 4, 4)) == [Window(0, 0), Window(4, 0), Window(5, 3)]
-    assert list(windows(3, 4, 2)) == [Window(0, 0)] and list(windows(0, 4, 2)) == []
+    assert list(windows(10, 4, 2)) == [(0, 0), (2, 2), (4, 2), (6, 2)]
+    assert list(windows(10, 4, 3)) == [(0, 0), (3, 1), (6, 1)]
+    assert list(windows(9, 4, 4)) == [(0, 0), (4, 0), (5, 3)]
+    assert list(windows(3, 4, 2)) == [(0, 0)] and list(windows(0, 4, 2)) == []
     for stride in (0, 5):
         with pytest.raises(KieloError, match=f"stride = {stride}. Fix: 1 to the sequence"):
             list(windows(10, 4, stride))

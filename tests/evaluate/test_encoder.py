@@ -14,8 +14,7 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.evaluate import encoder as encoder_module
 from kielo.evaluate import masked_tokens
 from kielo.evaluate.contender import Contender
-from kielo.evaluate.encoder import Encoder, by_length
-from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
+from kielo.evaluate.encoder import Encoder, by_length, fill_heldout, fill_prompts
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer

@@ -18,8 +18,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.dataset.masking import MaskingVocabulary
 from kielo.dataset.pack import pack
 from kielo.evaluate.contender import load_checkpoint
-from kielo.evaluate.encoder import Encoder, open_encoder
-from kielo.evaluate.fill_mask import fill_prompts
+from kielo.evaluate.encoder import Encoder, fill_prompts, open_encoder
 from kielo.evaluate.masked_tokens import TokenBaselines
 from kielo.evaluate.part_of_speech import read_sentences, score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import (

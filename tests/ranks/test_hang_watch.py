@@ -24,7 +24,7 @@ from kielo.ranks.hang_watch import (
     stall_limit,
     stuck_seconds,
 )
-from kielo.train.watch.layer_marks import marked_layers
+from kielo.train.watch.slow_ranks import marked_layers
 
 USUAL = Beat(
     number=1, step=7, doing=STEPS, moves=10, entered={"0,1,2,3": 5}, at="kielo/train/loop.py:20 in fit",

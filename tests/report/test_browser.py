@@ -13,8 +13,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from kielo.report.compare_runs import write_comparison
-from kielo.report.write import write_report
+from kielo.report.write import write_comparison, write_report
 from tests.report import synthetic_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

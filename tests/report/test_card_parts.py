@@ -174,11 +174,10 @@ def test_what_begins_markup_is_escaped() -> None:
     assert "\n\n# a\\\\\\`\\*\\_\\[\\]\\<\\>\\|b\n\nA causal" in text and "| a | b\\_c |" in text
 
 
-def exported(**changed: Any) -> model_card.Exported:
-    model = complete(Model(model_type="llama", vocab_size=97, weights=changed.pop("weights", None)), 64)
-    return model_card.Exported(
-        **{"model": model, "origin": "step 7", "run": "a_b", "dtype": "bf16"} | changed
-    )
+def export_card(of_recipe: Recipe | None, weights: str | None = None, **changed: Any) -> str:
+    model = complete(Model(model_type="llama", vocab_size=97, weights=weights), 64)
+    usual = {"model": model, "origin": "step 7", "run": "a_b", "dtype": "bf16", "is_hybrid": False}
+    return model_card.render_export(of_recipe, **usual | changed)
 
 
 SOURCES = [
@@ -207,21 +206,21 @@ def test_front_matter_of_an_export_is_what_the_hub_reads(weights: str | None, ba
     if base:
         usual["base_model"] = base
     for found, expected in ((recipe(SOURCES), usual | of_recipe), (None, usual)):
-        text = model_card.render_export(exported(weights=weights), found)
+        text = export_card(found, weights)
         assert ModelCard(text).data.to_dict() == expected and "/secret" not in text
         assert ("## First weights" in text) is (weights is not None)
 
 
 def test_the_card_of_an_export() -> None:
     """What it is of; without a recipe no word of languages, text and limits; never a result."""
-    text = model_card.render_export(exported(), recipe(SOURCES))
+    text = export_card(recipe(SOURCES))
     assert "# a\\_b\n\nA small Llama" in text and "- Source: Hugging Face dataset o/wiki\n" in text
     assert (
         "A causal language model for the languages `no`, `fi` (llama, weights in bf16): step 7 of the run "
         f"a\\_b, exported by `kielo` {__version__}.\n\n## How to load it\n\n```python\n"
     ) in text
     encoder = complete(Model(model_type="ltg_bert", vocab_size=97), 64)
-    bare = model_card.render_export(exported(model=encoder, run=None, is_hybrid=True), None)
+    bare = export_card(None, model=encoder, run=None, is_hybrid=True)
     assert "# A masked and causal language model\n\nA masked and causal language model (ltg_bert" in bare
     titles = [line for line in bare.split("\n") if line.startswith("## ")]
     assert titles == ["## How to load it"] and "is about the next token" in bare

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kielo.recipe.errors import KieloError
-from kielo.report import compare_runs
-from kielo.report.compare_runs import comparison_curves, render_comparison, write_comparison
+from kielo.report import write
 from kielo.report.figures import DROPPED, OURS
 from kielo.report.gather import Gathered, gather
+from kielo.report.write import comparison_curves, render_comparison, write_comparison
 from tests.report import synthetic_run
 from tests.report.synthetic_run import RECIPE, STAGES
 from tests.report.test_whole_page import Text
@@ -43,7 +43,7 @@ def two(run_folder: Path, other: Path) -> list[Gathered]:
 
 def test_tables_of_a_comparison(two: list[Gathered], monkeypatch) -> None:
     """A row for what a run has; a dash for a run without it; the settings that differ and no others."""
-    monkeypatch.setattr(compare_runs, "comparison_curves", lambda *_: "")
+    monkeypatch.setattr(write, "comparison_curves", lambda *_: "")
     html = render_comparison(two)
     lines = Text(html).lines
     rows = lines[lines.index("Scores") :]
@@ -68,7 +68,7 @@ def test_tables_of_a_comparison(two: list[Gathered], monkeypatch) -> None:
 
 
 def test_what_does_not_compare_is_said(two: list[Gathered], monkeypatch) -> None:
-    monkeypatch.setattr(compare_runs, "comparison_curves", lambda *_: "")
+    monkeypatch.setattr(write, "comparison_curves", lambda *_: "")
     manifest = Path(two[1].run_folder) / "tokenizer" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["files"]["measure.json"]["xxh3_128"] = "0" * 32
@@ -80,7 +80,9 @@ def test_what_does_not_compare_is_said(two: list[Gathered], monkeypatch) -> None
 def test_curves_of_a_comparison(two: list[Gathered], monkeypatch) -> None:
     """Each run in its colour, by tokens; a loss that is not finite is left out."""
     drawn = []
-    monkeypatch.setattr(compare_runs, "page_svg", lambda figure, name, alt: drawn.append((figure, alt)) or "")
+    monkeypatch.setattr(
+        write.figures, "page_svg", lambda figure, name, alt: drawn.append((figure, alt)) or ""
+    )
     comparison_curves(two, ("a", "b"))
     ((figure, alt),) = drawn
     losses, heldout, bits = (axes.lines for axes in figure.axes)

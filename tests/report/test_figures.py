@@ -275,7 +275,7 @@ def test_other_numbers_of_steps_are_not_drawn(drawn) -> None:
 
 def test_an_svg_of_the_page() -> None:
     """Its own ids, the page's colours as variables, no paper, and no wider than it was drawn."""
-    with figures.page_style():
+    with matplotlib.rc_context(figures.STYLE):
         figure, axes = figures.page_figure(2.0)
         axes.plot([0, 1], [0, 1], color=OURS)
         axes.set_title("5 $x$", color=QUIET)

@@ -19,7 +19,7 @@ from tests.report.test_whole_page import Text
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch) -> None:
     """Figures take most of a page's time; test_whole_page.py has them on it."""
-    monkeypatch.setattr(write, "FIGURES", ())
+    monkeypatch.setattr(write.figures, "FIGURES", ())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.state import RunCheckpoints, State
-from kielo.train.watch.guard import GuardState
+from kielo.train.watch.checks import GuardState
 from tests.train.tiny_run import resolve
 
 

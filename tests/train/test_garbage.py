@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from kielo.train.garbage import Garbage
+from kielo.train.watch.resources import Garbage
 from tests.started_ranks import run_ranks
 
 

@@ -8,7 +8,7 @@ import pytest
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.state import State, WatchedChange
-from kielo.train.watch.guard import GuardState
+from kielo.train.watch.checks import GuardState
 from kielo.train.watch.spikes import WentBack
 from tests.train.saved_run import Saved, found_of, in_folder, resolved_in
 from tests.train.tiny_run import write_tokens

@@ -9,8 +9,8 @@ import torch
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, TrainIdentity
-from kielo.train.watch import guard as guard_module
-from kielo.train.watch.guard import Guard, GuardState
+from kielo.train.watch import checks
+from kielo.train.watch.checks import Guard, GuardState
 
 CPU = torch.device("cpu")
 NAN, INF = math.nan, math.inf
@@ -89,7 +89,7 @@ class OneStepLate:
 
 def test_a_guard_that_reads_a_step_late_names_the_first_bad_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps 7 and 8 are bad, which is known after step 9. A resume reads nothing from before it."""
-    monkeypatch.setattr(guard_module, "DelayedReader", OneStepLate)
+    monkeypatch.setattr(checks, "DelayedReader", OneStepLate)
     watch = guard(most=2)
     assert [seen for _, seen in take(watch, (1.0, 1.0), (NAN, 1.0), (NAN, 1.0))] == [False, False, True]
     watch.stop_if_diverged(8)

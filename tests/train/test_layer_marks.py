@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.train.watch.layer_marks import marked_layers
+from kielo.train.watch.slow_ranks import marked_layers
 
 
 class Layers(nn.Module):

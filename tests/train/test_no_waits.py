@@ -25,7 +25,7 @@ import kielo
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train import run
 from kielo.train.parts import PhaseParts, Run
-from kielo.train.watch import delayed_reader
+from kielo.train.watch import checks
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -101,7 +101,7 @@ class Watch:
         of_run.checkpoints.save = self.allow(of_run.checkpoints.save)
         replicas = of_run.current.replicas
         replicas.differences = self.allow(replicas.differences)
-        delayed_reader.DelayedReader.read = self.allow(delayed_reader.DelayedReader.read)
+        checks.DelayedReader.read = self.allow(checks.DelayedReader.read)
         take = phase.feed.take
 
         def counted(step: int) -> Any:

@@ -5,9 +5,10 @@ import json
 
 import pytest
 import torch
+from step_parts import step_parts
 
 from kielo.train import profile
-from kielo.train.profile import HEAD_AND_LOSS, OPTIMISER, PARTS, Profile, parts_of, step_parts
+from kielo.train.profile import HEAD_AND_LOSS, OPTIMISER, PARTS, Profile, parts_of
 
 CPU = torch.device("cpu")
 MAIN, AUTOGRAD = 1, 2

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from step_parts import step_parts
 
 from kielo.train import profile
-from kielo.train.profile import HEAD_AND_LOSS, OPTIMISER, PARTS, Profile, line, parts_of, step_parts
+from kielo.train.profile import HEAD_AND_LOSS, OPTIMISER, PARTS, Profile, line, parts_of
 from tests.train.test_profile import AUTOGRAD, CPU, a_step, event, launched
 
 

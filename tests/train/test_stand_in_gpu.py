@@ -8,8 +8,8 @@ import torch
 
 from kielo.train import meter as meter_module
 from kielo.train.meter import Meter
-from kielo.train.watch import delayed_reader, slow_ranks
-from kielo.train.watch.delayed_reader import DelayedReader
+from kielo.train.watch import checks, slow_ranks
+from kielo.train.watch.checks import DelayedReader
 from kielo.train.watch.slow_ranks import LayerTimes
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -59,7 +59,7 @@ def device() -> Device:
 
 def test_numbers_of_a_gpu_are_read_a_step_late(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copied to pinned memory without a wait; the host waits for the copy of the step before alone."""
-    monkeypatch.setattr(delayed_reader, "torch", device)
+    monkeypatch.setattr(checks, "torch", device)
     reader = DelayedReader(GPU)
     assert reader.steps_behind == 1 and reader.unread() == []
     assert reader.read(torch.tensor([3.0, 4.0])) is None

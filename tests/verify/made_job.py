@@ -13,7 +13,7 @@ def job(nodes: str = "aabb", kind: str = "cuda", **changes: Any) -> SimpleNamesp
     """Makes a job whose ranks are on nodes of one letter; the functions of a real one are its own."""
     ranks = {node: [rank for rank, of in enumerate(nodes) if of == node] for node in dict.fromkeys(nodes)}
     usual = {
-        "nodes": tuple(nodes), "num_nodes": len(ranks), "ranks_of_nodes": lambda: ranks,
+        "nodes": tuple(nodes), "ranks_of_nodes": lambda: ranks, "wait_for_all": lambda: None,
         "world": SimpleNamespace(device=SimpleNamespace(type=kind), size=len(nodes), rank=0),
         "cluster": cluster("laptop"), "device_card": None, "run_folder": Path("run"),
     }  # fmt: skip

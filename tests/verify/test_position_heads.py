@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
-from kielo.verify.position_heads import WAYS, verify_position_heads
+from kielo.verify.source_folder import WAYS, verify_position_heads
 from tests.counting_encoder import text, trained
 
 

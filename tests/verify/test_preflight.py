@@ -29,11 +29,10 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
-from kielo.verify.preflight import clock, collectives, device, training
-from kielo.verify.preflight.binding import cores_of_binding, in_ranges
+from kielo.verify.preflight import collectives, device, hosts, training
 from kielo.verify.preflight.check_nodes import CHECKS, preflight, run_checks
+from kielo.verify.preflight.hosts import cores_of_binding, in_ranges, networks_of
 from kielo.verify.preflight.job import SIZES, Check, Job
-from kielo.verify.preflight.network import networks_of
 from kielo.verify.screens import check_rows, verdict_lines
 from tests.started_ranks import run_ranks
 from tests.verify.preflight_counts import count, seconds
@@ -116,12 +115,11 @@ def one_wrong_element(name: str):
     def prepare(*arguments):
         exchange = sound.prepare(*arguments)
 
-        def run():
-            result = exchange.run()
+        def call(result):
+            exchange.call(result)
             result[5] += 1
-            return result
 
-        return replace(exchange, run=run)
+        return replace(exchange, call=call)
 
     return patch.dict(collectives.COLLECTIVES, {name: replace(sound, prepare=prepare)})
 
@@ -177,13 +175,13 @@ def counted(job: Job):
         def prepare(group, dtype, elements, device, sound=sound):
             exchange = sound.prepare(group, dtype, elements, device)
 
-            def run():
+            def call(result):
                 calls.append(1)
                 share = sound.sent_share(group.size) * elements * dtype.itemsize
                 sent[group.size] = sent.get(group.size, 0) + share
-                return exchange.run()
+                exchange.call(result)
 
-            return replace(exchange, run=run)
+            return replace(exchange, call=call)
 
         prepared[name] = replace(sound, prepare=prepare)
     with patch.dict(collectives.COLLECTIVES, prepared):
@@ -208,8 +206,8 @@ def planted_faults(folder):
         "counted": counted(faults.job),
         "version": faults.found("software", patch.object(kielo, "__version__", "9.9")),
         "setting": faults.found("software", patch.dict(os.environ, NCCL_PROTO="Simple")),
-        "clock": faults.found("clock", patch.object(clock.time, "time", lambda: now() + 300)),
-        "little skew": faults.found("clock", patch.object(clock.time, "time", lambda: now() - 5)),
+        "clock": faults.found("clock", patch.object(hosts.time, "time", lambda: now() + 300)),
+        "little skew": faults.found("clock", patch.object(hosts.time, "time", lambda: now() - 5)),
         "slow": faults.found("device", patch.object(device, "multiply", slow(multiply))),
         "wrong product": faults.found(
             "device", patch.object(device, "multiply", lambda left, right: multiply(left, right) * 1.001)

@@ -1,14 +1,13 @@
 """What `kielo preflight` refuses of versions, clocks, cores, networks, devices and trainings, by hand."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from kielo.verify.preflight import binding, clock, device, network, same_software, training
+from kielo.verify.preflight import device, hosts, training
 from kielo.verify.preflight.job import Sizes
 from tests.verify.made_job import card, job, layout, told
 
@@ -17,23 +16,23 @@ CPU = torch.device("cpu")
 
 def test_what_most_ranks_have_is_right() -> None:
     found = [{"torch": "2.1", "b": "x"}, {"torch": "2.2", "b": "x"}, {"torch": "2.1"}]
-    assert told(same_software.judge(found, job())) == [
+    assert told(hosts.judge_software(found, job())) == [
         (2, "b is not set, and x on 2 of 3 ranks", True), (1, "torch is 2.2, and 2.1 on 2 of 3 ranks", True),
     ]  # fmt: skip
-    assert same_software.judge([found[0]] * 2, job()) == []
+    assert hosts.judge_software([found[0]] * 2, job()) == []
     found[0] |= {"device": "D", "NCCL": "2.2"}
     assert (
-        same_software.summarise(found, job())
+        hosts.summarise_software(found, job())
         == "torch 2.1, NCCL 2.2, device D, and 1 more versions and settings"
     )
 
 
 def test_settings_that_change_what_a_rank_does_are_compared(monkeypatch) -> None:
-    for name in [name for name in os.environ if name.startswith(same_software.PREFIXES)]:
+    for name in [name for name in os.environ if name.startswith(hosts.PREFIXES)]:
         monkeypatch.delenv(name)
     for name in ("NCCL_PROTO", "NCCL_DEBUG_FILE", "RCCL_DEBUG", "OMP_X", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "1")
-    found = same_software.measure(job(kind="cpu"))
+    found = hosts.measure_software(job(kind="cpu"))
     versions = {"python", "kielo", "kielo's code", "torch", "numpy", "safetensors", "pydantic"}
     assert found.keys() - {"driver"} == versions | {"NCCL_PROTO", "OMP_X"}
     assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
@@ -43,17 +42,17 @@ def test_clocks_are_compared_with_the_median() -> None:
     """In the round in which a rank is least off; a second is a warning, a minute a refusal."""
     reads = [[100.0, 201.0, 300.0], [100.0, 200.0, 300.0], [99.0, 198.9, 298.9], [160.0, 260.0, 360.0],
              [100.5, 200.0, 300.5]]  # fmt: skip
-    assert clock.offsets(reads) == pytest.approx([0, 0, -1, 60, 0])
-    assert told(clock.judge(reads, job("abcde"))) == [
+    assert hosts.offsets(reads) == pytest.approx([0, 0, -1, 60, 0])
+    assert told(hosts.judge_clock(reads, job("abcde"))) == [
         (2, "its clock is 1.0 s slow, against the median of all ranks; less than 1 s is expected", False),
         (3, "its clock is 60.0 s fast, against the median of all ranks; less than 1 s is expected", True),
     ]
     nearly = [[0.0], [0.99], [-0.99], [0.0], [59.9]]
-    assert told(clock.judge(nearly, job("abcde")))[0][::2] == (4, False)
-    assert len(clock.judge(nearly, job("abcde"))) == 1
-    assert clock.summarise(reads[:3], job()) == "at most 1.000 s from the median"
+    assert told(hosts.judge_clock(nearly, job("abcde")))[0][::2] == (4, False)
+    assert len(hosts.judge_clock(nearly, job("abcde"))) == 1
+    assert hosts.summarise_clock(reads[:3], job()) == "at most 1.000 s from the median"
     alone = job("a", "cpu")
-    assert len(clock.measure(alone)) == 3
+    assert len(hosts.measure_clock(alone)) == 3
 
 
 def bound(*cores: set[int]) -> list[dict[str, Any]]:
@@ -63,66 +62,74 @@ def bound(*cores: set[int]) -> list[dict[str, Any]]:
 def test_cores_beside_the_card_s_binding() -> None:
     jobs = SimpleNamespace(cpu_bind="mask_cpu:0x0f,0xf0")
     on = job(cluster=SimpleNamespace(jobs=jobs, name="site"))
-    assert binding.judge(bound({0, 1, 2, 3}, {4}, {1}, {5, 6}), on) == []
-    assert told(binding.judge(bound({3, 4}, {4}, {1}, {5, 6}), on)) == [
+    assert hosts.judge_binding(bound({0, 1, 2, 3}, {4}, {1}, {5, 6}), on) == []
+    assert told(hosts.judge_binding(bound({3, 4}, {4}, {1}, {5, 6}), on)) == [
         (0, "may use the cores 3-4; the card site gives local rank 0 0-3: start it with --cpu-bind="
             "mask_cpu:0x0f,0xf0", True),
     ]  # fmt: skip
     third = [{"local_rank": 2, "cores": [9]}]  # the card has no core for it
-    assert binding.judge(third, job("a", cluster=on.cluster)) == []
+    assert hosts.judge_binding(third, job("a", cluster=on.cluster)) == []
     on_cpus = job(kind="cpu", cluster=on.cluster)
-    assert binding.judge(bound({9}, {10}, {9}, {10}), on_cpus) == []
+    assert hosts.judge_binding(bound({9}, {10}, {9}, {10}), on_cpus) == []
     without = job(cluster=SimpleNamespace(jobs=None, name="site"))
-    assert binding.judge(bound({9}, {10}, {9}, {10}), without) == []
+    assert hosts.judge_binding(bound({9}, {10}, {9}, {10}), without) == []
     shared = bound({9}, {10}, {7, 8}, {7, 8})
-    assert binding.judge(shared, without) == []
+    assert hosts.judge_binding(shared, without) == []
     shared = bound({9}, {10}, {7}, {7})
     said = "the 2 ranks of its node share 1 cores (7)"
-    assert told(binding.judge(shared, without)) == [(2, said, True)]
-    assert told(binding.judge(shared, job(kind="cpu", cluster=without.cluster))) == [(2, said, False)]
-    assert binding.summarise(bound({1}, {1, 2, 3}, {4, 5}), on) == "1 to 3 cores a rank"
-    assert binding.summarise(bound({1, 2}, {3, 4}), on) == "2 cores a rank"
+    assert told(hosts.judge_binding(shared, without)) == [(2, said, True)]
+    assert told(hosts.judge_binding(shared, job(kind="cpu", cluster=without.cluster))) == [(2, said, False)]
+    assert hosts.summarise_binding(bound({1}, {1, 2, 3}, {4, 5}), on) == "1 to 3 cores a rank"
+    assert hosts.summarise_binding(bound({1, 2}, {3, 4}), on) == "2 cores a rank"
 
 
 def test_the_network_of_the_card(tmp_path, monkeypatch) -> None:
     jobs = SimpleNamespace(network_log="Libfabric|cxi")
     log = tmp_path / "log"
     on = job(cluster=SimpleNamespace(jobs=jobs, name="site"), nccl_log=log)
-    assert network.measure(on) == {"networks": [], "is_expected": False}
+    assert hosts.measure_network(on) == {"networks": [], "is_expected": False}
     log.write_text("NCCL INFO Using network Socket\n", encoding="utf-8")
-    slow = network.measure(on)
+    slow = hosts.measure_network(on)
     assert slow == {"networks": ["Socket"], "is_expected": False}
     log.write_text("NCCL INFO Using network AWS Libfabric\n", encoding="utf-8")
-    sound = network.measure(on)
+    sound = hosts.measure_network(on)
     assert sound == {"networks": ["AWS Libfabric"], "is_expected": True}
-    assert network.measure(job(nccl_log=None)) is None
+    assert hosts.measure_network(job(nccl_log=None)) is None
     free = job(nccl_log=log, cluster=SimpleNamespace(jobs=None))
-    assert network.measure(free)["is_expected"] is True
+    assert hosts.measure_network(free)["is_expected"] is True
     silent = {"networks": [], "is_expected": False}
     rest = "the card site expects a log with 'Libfabric|cxi': is the plugin in the container, and NCCL_NET as"
     found = [sound, slow, silent, None]
-    assert told(network.judge(found, on)) == [
+    assert told(hosts.judge_network(found, on)) == [
         (1, f"NCCL uses Socket; {rest} the site says?", True),
         (2, f"NCCL uses a network that its log does not name; {rest} the site says?", True),
     ]
-    assert network.judge(found, job("aaaa", cluster=on.cluster)) == []
-    assert network.summarise([sound, slow, sound], on) == "AWS Libfabric, Socket"
-    assert network.summarise([silent], on) == "NCCL names none"
-    assert network.summarise([None], on) == "gloo, over sockets"
+    assert hosts.judge_network(found, job("aaaa", cluster=on.cluster)) == []
+    assert hosts.summarise_network([sound, slow, sound], on) == "AWS Libfabric, Socket"
+    assert hosts.summarise_network([silent], on) == "NCCL names none"
+    assert hosts.summarise_network([None], on) == "gloo, over sockets"
 
 
 def test_nccl_is_asked_for_a_log(monkeypatch, tmp_path) -> None:
     """Where the environment names one, that is read."""
-    monkeypatch.setattr(network.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path))
     for name in ("NCCL_DEBUG_FILE", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    path = network.ask_nccl_for_a_log()
-    assert path == tmp_path / f"kielo_nccl_{os.getpid()}.log"
-    assert os.environ["NCCL_DEBUG_FILE"] == str(path) and os.environ["NCCL_DEBUG"] == "INFO"
-    assert os.environ["NCCL_DEBUG_SUBSYS"] == "INIT,NET"
-    monkeypatch.setenv("NCCL_DEBUG_FILE", "/logs/%h.%p.txt")
-    assert network.ask_nccl_for_a_log() == Path(f"/logs/{os.uname().nodename}.{os.getpid()}.txt")
+    with hosts.nccl_log("cpu") as path:
+        assert path is None and "NCCL_DEBUG_FILE" not in os.environ
+    with hosts.nccl_log("cuda") as path:
+        path.touch()
+        assert path == tmp_path / f"kielo_nccl_{os.getpid()}.log"
+        assert os.environ["NCCL_DEBUG_FILE"] == str(path) and os.environ["NCCL_DEBUG"] == "INFO"
+        assert os.environ["NCCL_DEBUG_SUBSYS"] == "INIT,NET"
+    assert not path.exists()
+    monkeypatch.setenv("NCCL_DEBUG_FILE", f"{tmp_path}/%h.%p.txt")
+    own = tmp_path / f"{os.uname().nodename}.{os.getpid()}.txt"
+    own.touch()
+    with hosts.nccl_log("cuda") as path:
+        assert path == own
+    assert own.exists()
 
 
 def measured(**changes: Any) -> dict[str, Any]:

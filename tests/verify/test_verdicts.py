@@ -1,6 +1,7 @@
 """Verdicts and tables of the round trip and of position heads, and the order of a preflight, by hand."""
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from kielo.checkpoint.agreement import Agreement
 from kielo.ranks.communicator import NoCommunicator
 from kielo.ranks.local_ranks import name_of_this_node
 from kielo.recipe.errors import KieloError
-from kielo.verify import position_heads, round_trip
+from kielo.verify import round_trip, source_folder
 from kielo.verify.preflight import check_nodes
 from kielo.verify.preflight.check_nodes import run_checks
 from kielo.verify.preflight.job import Check, Finding, Job
@@ -52,9 +53,9 @@ def test_position_heads_in_words() -> None:
     """The other way is named where it has the lower loss, with the key of the file that says so."""
     result = {"taken": "x", "losses": {"x": 2.0, "y": 2.5}, "passed": True, "source": "/some"}
     said = "position_heads = 'x', which Kielo takes for these files, has the lower loss."
-    assert position_heads.verdict(result) == said
+    assert source_folder.position_heads_verdict(result) == said
     result |= {"losses": {"x": 2.5, "y": 2.0}, "passed": False}
-    assert position_heads.verdict(result) == (
+    assert source_folder.position_heads_verdict(result) == (
         "Kielo takes position_heads = 'x' for these files, and 'y' has the lower loss. Fix: "
         '"position_heads": "y" in /some/config.json'
     )
@@ -164,10 +165,12 @@ def started(monkeypatch, tmp_path):
 @pytest.mark.parametrize("is_own", (True, False))
 def test_the_log_that_nccl_was_asked_for_goes(started, monkeypatch, tmp_path, is_own: bool) -> None:
     """But not a person's; none is asked for on CPUs. Each wait of a rank has a limit."""
-    log = tmp_path / "nccl.log"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = tmp_path / f"kielo_nccl_{os.getpid()}.log"
     log.write_text("NCCL INFO")
-    monkeypatch.setattr(check_nodes, "ask_nccl_for_a_log", lambda: log)
-    monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
+    for name in ("NCCL_DEBUG_FILE", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     if not is_own:
         monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
     assert started("cpu") == "the verdict" and started.jobs[0].nccl_log is None and log.exists()

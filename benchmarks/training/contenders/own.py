@@ -13,7 +13,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train.build import build_step, laid_out
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.loop import optimiser_step
-from kielo.train.watch.guard import Guard
+from kielo.train.watch.checks import Guard
 
 
 def build(work: Work) -> Contender:

@@ -15,7 +15,7 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.stages import late
 
 if TYPE_CHECKING:  # it loads torch
-    from kielo.evaluate.chat import Chat
+    from kielo.evaluate.generate import Chat
 
 HELP = """\
 /probabilities   each token of the last answer: its probability and the two runners-up

@@ -39,13 +39,8 @@ def xz_bits(training: bytes, heldout: bytes) -> float:
     The dictionary is as large as both texts together, so that it covers all training text.
     """
     dictionary_bytes = 1 << max(20, (len(training) + len(heldout) - 1).bit_length())
-    filters = [
-        {
-            "id": lzma.FILTER_LZMA2,
-            "preset": 9 | lzma.PRESET_EXTREME,
-            "dict_size": min(dictionary_bytes, LARGEST_XZ_DICTIONARY_BYTES),
-        }
-    ]
+    preset, most = 9 | lzma.PRESET_EXTREME, LARGEST_XZ_DICTIONARY_BYTES
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": preset, "dict_size": min(dictionary_bytes, most)}]
 
     def size(data: bytes) -> int:
         return len(lzma.compress(data, format=lzma.FORMAT_XZ, check=lzma.CHECK_NONE, filters=filters))

@@ -1,8 +1,20 @@
-"""A model to be scored, of a checkpoint or a Hugging Face folder, and its bits for each byte of text."""
+"""A model to be scored, of a checkpoint or a Hugging Face folder, and its bits for each byte of text.
 
+Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
+documents form one stream, each closed by the end-of-text token, as in training. Every token's bits are
+counted exactly once, end-of-text included, but not the tokens that the tokenizer puts before each text. They
+are divided by the documents' UTF-8 bytes plus one byte for each border, for every kind of contender
+(`baselines.py`).
+
+Windows overlap by default: they are one training sequence long and advance by half of it. A token counts in
+the first window that has it, so all but the first tokens have at least half a sequence of context.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +49,19 @@ Logits = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """A model with its tokenizer. `logits(tokens_bs, documents_bs
-
-    None) -> logits_bsv`.
-
-    start_id: the token that precedes the first document. module: Kielo's model, None for transformers'.
-    first_ids: the first tokens of each document, as in training or by the post-processor of a Hugging Face
-    folder; `[CLS]` in the causal use of an encoder. They are given: their bits do not count.
-    """
+    """A model with its tokenizer, and `logits(tokens_bs, documents_bs or None)` → logits_bsv."""
 
     name: str
     logits: Logits
     tokenizer: TextTokenizer
-    start_id: int
+    start_id: int  # the token that precedes the first document
     end_of_text_id: int
     sequence_length: int
     mask_documents: bool
     device: torch.device
-    module: Any = None  # torch types attributes of a Module as Tensor | Module
+    module: Any = None  # Kielo's model, whose attributes torch types as Tensor | Module; None: transformers'
+    # The first tokens of each document, as in training or by the post-processor of a Hugging Face folder;
+    # `[CLS]` in the causal use of an encoder. They are given: their bits do not count.
     first_ids: tuple[int, ...] = ()
 
     @property
@@ -87,7 +94,7 @@ class Contender:
         if not self.mask_documents:
             return None
         ends = (tokens_bs == self.end_of_text_id).to(torch.int32)
-        return (ends.cumsum(dim=1, dtype=torch.int32) - ends).to(torch.int32)
+        return ends.cumsum(dim=1, dtype=torch.int32) - ends
 
 
 def document_tokens(
@@ -201,9 +208,8 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
             f"{reason})"
         ) from error
     if loading["missing_keys"]:  # transformers would fill them with random numbers
-        raise KieloError(
-            f"{folder}: tensors of the model are missing: {', '.join(sorted(loading['missing_keys'])[:8])}"
-        )
+        missing = ", ".join(sorted(loading["missing_keys"])[:8])
+        raise KieloError(f"{folder}: tensors of the model are missing: {missing}")
     rows = model.get_input_embeddings().weight.shape[0]
     if rows < num_tokens:
         raise KieloError(
@@ -219,32 +225,19 @@ def start_of_text_id(model: Any, end_of_text: int) -> int:
     return start_id if isinstance(start_id, int) and 0 <= start_id < rows else end_of_text
 
 
+def refuse_odd_loss(contender: Contender, loss: float) -> None:
+    if not math.isfinite(loss):
+        raise KieloError(
+            f"{contender.name}: the model's loss is {loss}: its weights are damaged, or overflow"
+        )
+
+
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# The bits that a model needs for each byte of held-out text.
-#
-# Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
-# documents form one stream, each closed by the end-of-text token, as in training. Every token's bits are
-# counted exactly once, end-of-text included, but not the tokens that the tokenizer puts before each text.
-# They are divided by the documents' UTF-8 bytes plus one byte for each border, for every kind of contender
-# (`baselines.py`).
-#
-# Windows overlap by default: they are one training sequence long and advance by half of it. A token counts in
-# the first window that has it, so all but the first tokens have at least half a sequence of context.
-
-
 MOST_TOKENS_PER_FORWARD = 8192
 MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
-
-
-@dataclass(frozen=True)
-class Window:
-    """Inputs start … start + length - 1 of the stream. Predictions from offset `first` on are counted."""
-
-    start: int
-    first: int
 
 
 def counted_bytes(texts: Sequence[str]) -> int:
@@ -252,15 +245,18 @@ def counted_bytes(texts: Sequence[str]) -> int:
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
 
 
-def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Yield windows of one length (at most num_tokens) that count each prediction exactly once."""
+def windows(num_tokens: int, length: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Yield windows of one length (at most num_tokens) that count each prediction exactly once.
+
+    A window is its first input in the stream, and the offset from which on its predictions are counted.
+    """
     if not 1 <= stride <= length:
         raise KieloError(f"stride = {stride}. Fix: 1 to the sequence length, {length}")
     length = min(length, num_tokens)
     counted = 0
     while counted < num_tokens:
         end = length if counted == 0 else min(counted + stride, num_tokens)
-        yield Window(end - length, counted - (end - length))
+        yield end - length, counted - (end - length)
         counted = end
 
 
@@ -277,22 +273,16 @@ def token_stream_bits(
     weights = torch.ones(len(tokens)) if counted is None else torch.from_numpy(counted).float()
     stride = max(1, length // 2) if stride is None else min(stride, length)
     nats, rows = 0.0, 1  # until the number of logits is known
-    for first, group in groupby(windows(len(tokens), length, stride), key=lambda window: window.first):
+    for first, group in groupby(windows(len(tokens), length, stride), key=itemgetter(1)):
         while batch := list(islice(group, rows)):
-            spans = torch.stack([stream[window.start : window.start + length + 1] for window in batch])
+            spans = torch.stack([stream[start : start + length + 1] for start, _ in batch])
             spans = spans.to(contender.device)
             inputs, labels = spans[:, :-1], spans[:, 1:]
             logits = contender.logits(inputs, contender.documents(inputs))[:, first:]
-            losses = F.cross_entropy(
-                logits.flatten(0, 1).float(), labels[:, first:].flatten(), reduction="none"
-            )
-            counts = torch.stack([weights[one.start + first : one.start + length] for one in batch])
+            wanted = labels[:, first:].flatten()
+            losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none")
+            counts = torch.stack([weights[start + first : start + length] for start, _ in batch])
             nats += (losses.double() * counts.flatten().to(losses.device)).sum().item()
             most_tokens = min(MOST_TOKENS_PER_FORWARD, MOST_LOGITS_PER_FORWARD // logits.shape[-1])
             rows = max(1, most_tokens // length)
     return nats / np.log(2)
-
-
-def bits_per_byte(contender: Contender, texts: Sequence[str], stride: int | None = None) -> float:
-    tokens = contender.encode_documents(texts)
-    return token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / counted_bytes(texts)

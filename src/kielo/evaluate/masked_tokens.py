@@ -14,7 +14,7 @@ from kielo.artifact.scores import Accuracy, MaskedScores
 from kielo.dataset.batches import NOT_COUNTED, Batch, open_shard, packed_counts
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, MaskingVocabulary, masking_vocabulary
-from kielo.evaluate.contender import Contender
+from kielo.evaluate.contender import Contender, refuse_odd_loss
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity
 
@@ -38,10 +38,7 @@ def score_masked_tokens(
     if not is_label.any():
         raise KieloError(f"{run_folder / 'tokens'}: the held-out text has no token to hide")
     loss, right = _loss_and_right(contender, hidden)
-    if not np.isfinite(loss):
-        raise KieloError(
-            f"{contender.name}: the model's loss is {loss}: its weights are damaged, or overflow"
-        )
+    refuse_odd_loss(contender, loss)
     labels = hidden.labels[is_label]
     baselines = TokenBaselines(run_folder / "tokens", vocabulary)
     before, after = (np.full_like(hidden.inputs, vocabulary.mask_id) for _ in range(2))

@@ -15,7 +15,7 @@ import numpy as np
 
 from kielo.artifact.scores import PartOfSpeechScores
 from kielo.evaluate.encoder import Encoder, by_length
-from kielo.evaluate.texts import evenly
+from kielo.evaluate.texts import evenly, text_lines
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech
 
@@ -35,14 +35,10 @@ _EMPTY_NODE = re.compile(r"[0-9]+\.[0-9]+")
 
 @dataclass
 class Sentence:
-    """A sentence. text: its words as they were written. places: (begin, end) of each word in it, in
-    characters. words, tags: form and universal part of speech of each word.
-    """
-
-    text: str = ""
-    places: list[tuple[int, int]] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
+    text: str = ""  # as it was written
+    places: list[tuple[int, int]] = field(default_factory=list)  # (begin, end) of each word, in characters
+    words: list[str] = field(default_factory=list)  # the form of each
+    tags: list[str] = field(default_factory=list)  # universal part of speech of each
 
 
 def read_sentences(path: Path) -> list[Sentence]:
@@ -55,44 +51,39 @@ def read_sentences(path: Path) -> list[Sentence]:
 
 def _sentences(path: Path) -> Iterator[Sentence]:
     sentence, last_of_range, space, place = Sentence(), 0, "", (0, 0)
-    with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
-            try:
-                line = data.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise _damaged(path, number, f"not UTF-8 ({error.reason})") from None
-            if line.startswith("#"):
-                continue
-            if not line.strip():
-                if sentence.words:
-                    yield sentence
-                sentence, last_of_range, space = Sentence(), 0, ""
-                continue
-            cells = line.split("\t")
-            if len(cells) != _COLUMNS or not cells[_FORM]:
-                raise _damaged(path, number, f"{len(cells)} columns where a word has {_COLUMNS}")
-            name = cells[0]
-            if _EMPTY_NODE.fullmatch(name):
-                continue
-            found = _RANGE.fullmatch(name)
-            if found is None and not _WORD.fullmatch(name):
-                raise _damaged(path, number, f"{name[:20]!r} is not the number of a word")
-            is_inside = found is None and int(name) <= last_of_range
-            if not is_inside:  # a word of a range has no text of its own
-                begin = len(sentence.text) + len(space)
-                sentence.text += space + cells[_FORM]
-                place = (begin, len(sentence.text))
-                space = "" if "SpaceAfter=No" in cells[_MISC].split("|") else " "
-            if found is not None:
-                last_of_range = int(found[2])
-                continue
-            if int(name) != len(sentence.words) + 1:
-                raise _damaged(path, number, f"word {name} after word {len(sentence.words)} of the sentence")
-            if cells[_UPOS] in ("", "_"):
-                raise _damaged(path, number, "no universal part of speech (column 4)")
-            sentence.places.append(place)
-            sentence.words.append(cells[_FORM])
-            sentence.tags.append(cells[_UPOS])
+    for number, line in text_lines(path):
+        if line.startswith("#"):
+            continue
+        if not line.strip():
+            if sentence.words:
+                yield sentence
+            sentence, last_of_range, space = Sentence(), 0, ""
+            continue
+        cells = line.split("\t")
+        if len(cells) != _COLUMNS or not cells[_FORM]:
+            raise _damaged(path, number, f"{len(cells)} columns where a word has {_COLUMNS}")
+        name = cells[0]
+        if _EMPTY_NODE.fullmatch(name):
+            continue
+        found = _RANGE.fullmatch(name)
+        if found is None and not _WORD.fullmatch(name):
+            raise _damaged(path, number, f"{name[:20]!r} is not the number of a word")
+        is_inside = found is None and int(name) <= last_of_range
+        if not is_inside:  # a word of a range has no text of its own
+            begin = len(sentence.text) + len(space)
+            sentence.text += space + cells[_FORM]
+            place = (begin, len(sentence.text))
+            space = "" if "SpaceAfter=No" in cells[_MISC].split("|") else " "
+        if found is not None:
+            last_of_range = int(found[2])
+            continue
+        if int(name) != len(sentence.words) + 1:
+            raise _damaged(path, number, f"word {name} after word {len(sentence.words)} of the sentence")
+        if cells[_UPOS] in ("", "_"):
+            raise _damaged(path, number, "no universal part of speech (column 4)")
+        sentence.places.append(place)
+        sentence.words.append(cells[_FORM])
+        sentence.tags.append(cells[_UPOS])
     if sentence.words:
         yield sentence
 

@@ -1,4 +1,10 @@
-"""Likelihoods of an encoder: of texts, token by token, and of the sentences of minimal pairs."""
+"""Likelihoods of an encoder: of texts, token by token, and of the sentences of minimal pairs.
+
+Pseudo-log-likelihood: each token of a text is hidden in turn, and predicted from all the others. Salazar et
+al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the other tokens give the
+hidden token away. So Kauf and Ivanova 2023 (arXiv:2305.10588) also hide the later tokens of its word
+("within-word left-to-right"). Shape letters: n = tokens of a text, s = with the control tokens.
+"""
 
 import json
 import math
@@ -11,13 +17,8 @@ import torch
 
 from kielo.artifact.scores import MinimalPairScores, PairAccuracy, PseudoBitsPerByte
 from kielo.evaluate.encoder import Encoder, by_length
+from kielo.evaluate.texts import text_lines
 from kielo.recipe.errors import KieloError
-
-# Pseudo-log-likelihood: each token of a text is hidden in turn, and predicted from all the others.
-#
-# Salazar et al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the other
-# tokens give the hidden token away. So Kauf and Ivanova 2023 (arXiv:2305.10588) also hide the later tokens of
-# its word ("within-word left-to-right"). Shape letters: n = tokens of a text, s = with the control tokens.
 
 
 def pseudo_log_likelihoods(
@@ -98,9 +99,6 @@ def _log_probabilities(
     return found
 
 
-# Minimal pairs: a file with a good and a bad sentence each → how often an encoder finds the good sentence
-# likelier, by pseudo-log-likelihoods, which are sums over tokens.
-
 # Names of the good and the bad sentence, in BLiMP and MultiBLiMP, and of a pair's phenomenon.
 SENTENCES = (("sentence_good", "sentence_bad"), ("sen", "wrong_sen"))
 GROUPS = ("phenomenon", "UID")
@@ -111,11 +109,9 @@ _FORM = (
 
 
 class Pair(NamedTuple):
-    """A good and a bad sentence. group: their phenomenon, "" if the file does not name it."""
-
     good: str
     bad: str
-    group: str
+    group: str  # their phenomenon, "" if the file does not name it
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -133,7 +129,10 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
-    """Score the pairs of a file. Raise KieloError for a sentence that is longer than a sequence."""
+    """Score how often an encoder finds the good sentence of a pair likelier, by sums over tokens.
+
+    Raise KieloError for a sentence that is longer than a sequence.
+    """
     pairs = read_pairs(path)
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     rows = encoder.encode(sentences)
@@ -164,22 +163,17 @@ def _accuracy(is_right: dict[str, np.ndarray], which: np.ndarray) -> PairAccurac
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     names: list[str] = []
-    with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
-            try:
-                line = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise KieloError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
-            if not line.strip():
-                continue
-            if path.suffix == ".tsv":
-                cells = line.rstrip("\r\n").split("\t")
-                if names:
-                    yield number, dict(zip(names, cells, strict=False))
-                names = names or cells
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise KieloError(f"{path}, line {number}: not JSON ({error}). Fix: {_FORM}") from None
-            yield number, row if isinstance(row, dict) else {}
+    for number, line in text_lines(path):
+        if not line.strip():
+            continue
+        if path.suffix == ".tsv":
+            cells = line.split("\t")
+            if names:
+                yield number, dict(zip(names, cells, strict=False))
+            names = names or cells
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise KieloError(f"{path}, line {number}: not JSON ({error}). Fix: {_FORM}") from None
+        yield number, row if isinstance(row, dict) else {}

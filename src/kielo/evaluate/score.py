@@ -3,7 +3,6 @@
 The models and texts are chosen here. `contender.py` has the arithmetic.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,21 +22,16 @@ from kielo.evaluate.contender import (
     document_tokens,
     load_checkpoint,
     load_hugging_face,
+    refuse_odd_loss,
     token_stream_bits,
 )
-from kielo.evaluate.encoder import open_encoder
+from kielo.evaluate.encoder import fill_heldout, fill_prompts, open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
-from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
-from kielo.evaluate.texts import (
-    documents_of_sets,
-    heldout_documents,
-    training_texts,
-    training_token_counts,
-)
+from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
@@ -91,14 +85,12 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
     return score(contender, str(model), recipe, run_folder)
 
 
-# All measures of an encoder: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of speech.
-
-
 def score_encoder(
     contender: Contender, name: str, recipe: Recipe, identity: Identity, run_folder: Path
 ) -> MaskedScores:
     """Score the contender `name` on the held-out text of a run and on the recipe's own files.
 
+    The measures: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of speech.
     Raise KieloError for weights whose loss is not finite, and for a file that is missing or damaged.
     """
     evaluate = recipe.evaluate
@@ -137,10 +129,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     stride = max(1, contender.sequence_length // 2)
     num_bytes = counted_bytes(texts)
     bits_per_byte = token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / num_bytes
-    if not math.isfinite(bits_per_byte):
-        raise KieloError(
-            f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
-        )
+    refuse_odd_loss(contender, bits_per_byte)
     settings, samples = recipe.evaluate, []
     how = settings.sample_tokens, settings.temperature, settings.top_k
     for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
@@ -178,32 +167,21 @@ def _set_scores(
     for one, documents in documents_of_sets(run_folder / "tokens"):
         if not contender.has_chat_template and any(messages_of(document) for document in documents):
             continue
-        encoded = encoder.encode(documents)
-        end = contender.end_of_text_id
-        begin = np.array(contender.first_ids, np.int64)
-        firsts = [begin if document.is_framed else begin[:0] for document in encoded]
-        parts = [
-            ids
-            for first, document in zip(firsts, encoded, strict=True)
-            for ids in (first, document.ids, [end])
-        ]
-        tokens = np.concatenate(parts, dtype=np.int64)
-        masks = zip(firsts, encoded, strict=True)
-        counted = np.concatenate(
-            [mask for first, document in masks for mask in (np.zeros(len(first), bool), document.loss_mask)]
-        )
-        texts = [document["text"] for document in documents]
-        num_bytes = sum(
-            counted_bytes([text]) if document.bytes_with_loss is None else document.bytes_with_loss
-            for text, document in zip(texts, encoded, strict=True)
-        )
+        parts, masks, num_bytes = [], [], 0
+        for document, encoded in zip(documents, encoder.encode(documents), strict=True):
+            first = contender.first_ids if encoded.is_framed else ()
+            parts.append(np.array([*first, *encoded.ids, contender.end_of_text_id], np.int64))
+            masks += [np.zeros(len(first), bool), encoded.loss_mask]
+            with_loss = encoded.bytes_with_loss
+            num_bytes += counted_bytes([document["text"]]) if with_loss is None else with_loss
+        tokens, counted = np.concatenate(parts), np.concatenate(masks)
         scores.append(
             SetScore(
                 name=one.name,
                 languages=list(one.languages),
                 bits_per_byte=token_stream_bits(contender, tokens, stride, counted) / num_bytes,
-                bytes=num_bytes - len(texts),
-                documents=len(texts),
+                bytes=num_bytes - len(documents),
+                documents=len(documents),
             )
         )
     return scores

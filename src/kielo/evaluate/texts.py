@@ -101,6 +101,16 @@ def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[s
         yield from decode(tokenizer, [part for part in rows if part], has_special=False)
 
 
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file, with their numbers from 1. Raise KieloError for a line in no UTF-8."""
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            try:
+                yield number, data.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise KieloError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
+
+
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
     """Yield that share of the items at even distances, the first included, or all from a share of 1 on."""
     for number, item in enumerate(items):

@@ -1,6 +1,6 @@
 """The progress that ranks note, and the judgement from their heartbeats: who hangs, and where.
 
-Each layer of a step is a mark of progress (`layer_marks.py`), and the limit follows from the longest pauses
+Each layer of a step is a mark of progress (`slow_ranks.py`), and the limit follows from the longest pauses
 between marks. Only seconds of the rank that looks count, and its own pauses little: clocks of two machines
 are never compared, and a job that was stopped and continued as a whole does not look hung.
 """

@@ -8,7 +8,6 @@ variable. Text stays text: it can be selected, and has the page's font.
 import io
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from math import isfinite
@@ -38,24 +37,31 @@ VARIABLES = {
     BLUE: "--blue",
     PURPLE: "--purple",
 }
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 11,
-    "text.color": INK,
-    "text.parse_math": False,  # a "$" in somebody's step name is a dollar
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "figure.dpi": 96,
-}
+
+
+def style_of(ink: str, quiet: str, rule: str) -> dict[Any, Any]:
+    """Return matplotlib's settings of a figure without frame, whose text stays text."""
+    return {
+        "svg.fonttype": "none",
+        "text.color": ink,
+        "text.parse_math": False,  # a "$" in somebody's step name is a dollar
+        "axes.edgecolor": rule,
+        "axes.labelcolor": quiet,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": rule,
+        "ytick.color": rule,
+        "xtick.labelcolor": quiet,
+        "ytick.labelcolor": quiet,
+    }
+
+
+STYLE = style_of(INK, QUIET, RULE) | {"font.size": 11, "figure.dpi": 96}
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False}
 WIDE, NARROW = 8.4, 4.6  # inches: columns of 52rem and of a phone
 
 
+@matplotlib.rc_context(STYLE)
 def bits_per_byte_bars(gathered: Gathered, width: float = WIDE) -> str | None:
     """Draw a bar for the model, in the accent colour, and for each baseline. Fewer bits are better."""
     if (scores := gathered.scores) is None:
@@ -63,16 +69,15 @@ def bits_per_byte_bars(gathered: Gathered, width: float = WIDE) -> str | None:
     baselines = scores.bits_per_byte.baselines()
     labels = ["This model", *(baseline_name(name, scores) for name in baselines)]
     values = [scores.bits_per_byte.model, *baselines.values()]
-    with page_style():
-        figure, axes = page_figure(0.42 * len(labels) + 0.5, width)
-        positions = range(len(labels))[::-1]
-        axes.barh(positions, values, color=[OURS] + [OTHER] * (len(values) - 1), height=0.62)
-        texts = [f"{value:.3f}" for value in values]
-        for position, value, text in zip(positions, values, texts, strict=True):
-            axes.annotate(text, (value, position), (6, 0), textcoords="offset points", va="center")
-        axes.set_xlim(0, max(values) * 1.12)
-        _bars_alone(axes, positions, labels)
-        return page_svg(figure, "bits", f"Bars of bits per byte. {_pairs(labels, texts)}")
+    figure, axes = page_figure(0.42 * len(labels) + 0.5, width)
+    positions = range(len(labels))[::-1]
+    axes.barh(positions, values, color=[OURS] + [OTHER] * (len(values) - 1), height=0.62)
+    texts = [f"{value:.3f}" for value in values]
+    for position, value, text in zip(positions, values, texts, strict=True):
+        axes.annotate(text, (value, position), (6, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, max(values) * 1.12)
+    _bars_alone(axes, positions, labels)
+    return page_svg(figure, "bits", f"Bars of bits per byte. {_pairs(labels, texts)}")
 
 
 def bits_per_byte_caption(gathered: Gathered) -> str:
@@ -95,62 +100,63 @@ def bits_per_byte_caption(gathered: Gathered) -> str:
     return facts
 
 
+@matplotlib.rc_context(STYLE)
 def funnel_bars(gathered: Gathered, width: float = WIDE) -> str | None:
     """Draw the bytes left after each step, and beside them the bytes that the step dropped."""
     if gathered.funnel is None or gathered.corpus is None:
         return None
     steps, bytes_in = _by_step(gathered.funnel.steps), gathered.corpus["bytes_in"]
-    with page_style():
-        figure, axes = page_figure(0.36 * (len(steps) + 1) + 0.3, width)
-        labels = [step.name for step in steps]
-        left = [step.bytes_left for step in steps]
-        dropped = [max(0, step.bytes) for step in steps]
-        if not steps or dropped[0]:  # else the first step's own bar shows the text as it was read
-            labels, left, dropped = ["as read", *labels], [bytes_in, *left], [0, *dropped]
-        positions = range(len(labels))[::-1]
-        axes.barh(positions, left, color=OURS, height=0.62)
-        axes.barh(positions, dropped, left=left, color=DROPPED, height=0.62)
-        texts = []
-        for position, kept, gone in zip(positions, left, dropped, strict=True):
-            texts.append(format_bytes(kept) + (f"  (−{format_bytes(gone)})" if gone else ""))
-            end = (kept + gone, position)
-            axes.annotate(texts[-1], end, (6, 0), textcoords="offset points", va="center", color=QUIET)
-        axes.set_xlim(0, max(*left, 1) * 1.24)
-        _bars_alone(axes, positions, labels)
-        return page_svg(figure, "funnel", f"Bars of the text left (and dropped). {_pairs(labels, texts)}")
+    figure, axes = page_figure(0.36 * (len(steps) + 1) + 0.3, width)
+    labels = [step.name for step in steps]
+    left = [step.bytes_left for step in steps]
+    dropped = [max(0, step.bytes) for step in steps]
+    if not steps or dropped[0]:  # else the first step's own bar shows the text as it was read
+        labels, left, dropped = ["as read", *labels], [bytes_in, *left], [0, *dropped]
+    positions = range(len(labels))[::-1]
+    axes.barh(positions, left, color=OURS, height=0.62)
+    axes.barh(positions, dropped, left=left, color=DROPPED, height=0.62)
+    texts = []
+    for position, kept, gone in zip(positions, left, dropped, strict=True):
+        texts.append(format_bytes(kept) + (f"  (−{format_bytes(gone)})" if gone else ""))
+        end = (kept + gone, position)
+        axes.annotate(texts[-1], end, (6, 0), textcoords="offset points", va="center", color=QUIET)
+    axes.set_xlim(0, max(*left, 1) * 1.24)
+    _bars_alone(axes, positions, labels)
+    return page_svg(figure, "funnel", f"Bars of the text left (and dropped). {_pairs(labels, texts)}")
 
 
+@matplotlib.rc_context(STYLE)
 def loss_curves(gathered: Gathered, width: float = WIDE) -> str | None:
     """Draw training and held-out loss in nats per token, over optimiser steps."""
     if (training := gathered.training) is None:
         return None
-    with page_style():
-        figure, axes = page_figure(3.2, width)
-        steps, losses = finite(training.steps, "loss")
-        axes.plot(steps, losses, color=OTHER, linewidth=1.2)
-        heldout_steps, heldout_losses = finite(training.heldout, "heldout_loss")
-        axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
-        _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
-        _axes_names(axes, "step", "loss (nats per token)")
-        alt = f"Curves of the loss by step. {range_of('Training', losses)} "
-        return page_svg(figure, "loss", alt + range_of("Held-out", heldout_losses))
+    figure, axes = page_figure(3.2, width)
+    steps, losses = finite(training.steps, "loss")
+    axes.plot(steps, losses, color=OTHER, linewidth=1.2)
+    heldout_steps, heldout_losses = finite(training.heldout, "heldout_loss")
+    axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
+    _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
+    _axes_names(axes, "step", "loss (nats per token)")
+    alt = f"Curves of the loss by step. {range_of('Training', losses)} "
+    return page_svg(figure, "loss", alt + range_of("Held-out", heldout_losses))
 
 
+@matplotlib.rc_context(STYLE)
 def speed_curve(gathered: Gathered, width: float = WIDE) -> str | None:
     """Draw tokens per second over optimiser steps, from zero."""
     training = gathered.training
     if training is None or not training.tokens_per_second:
         return None
-    with page_style():
-        figure, axes = page_figure(2.0, width)
-        steps, speeds = finite(training.steps, "tokens_per_second")
-        axes.plot(steps, speeds, color=OURS, linewidth=1.4)
-        axes.set_ylim(0, max(speeds, default=1) * 1.15)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        _axes_names(axes, "step", "tokens per second")
-        return page_svg(figure, "speed", f"Curve of tokens per second. {range_of('Speed', speeds, ',.0f')}")
+    figure, axes = page_figure(2.0, width)
+    steps, speeds = finite(training.steps, "tokens_per_second")
+    axes.plot(steps, speeds, color=OURS, linewidth=1.4)
+    axes.set_ylim(0, max(speeds, default=1) * 1.15)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _axes_names(axes, "step", "tokens per second")
+    return page_svg(figure, "speed", f"Curve of tokens per second. {range_of('Speed', speeds, ',.0f')}")
 
 
+@matplotlib.rc_context(STYLE)
 def parity_curves(gathered: Gathered, width: float = WIDE) -> str | None:
     """Draw both losses at each step, and their relative difference on a log scale with its limit."""
     if (parity := gathered.parity) is None:
@@ -160,55 +166,43 @@ def parity_curves(gathered: Gathered, width: float = WIDE) -> str | None:
     limits = loss_limits(parity.tolerance, rounding or [0.0] * len(ours))
     if not ours or not len(ours) == len(theirs) == len(limits):
         return None
-    with page_style():
-        figure = Figure(figsize=(width, 4.4), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        steps = range(1, len(ours) + 1)
-        above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
-        above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        legend_above(above, ["Kielo", "Hugging Face transformers"], columns=2)
-        above.set_ylabel("loss")
-        page_grid(above)
-        differences = [
-            abs(mine - their) / abs(their) if their else 0.0 for mine, their in zip(ours, theirs, strict=True)
-        ]
-        # Equal losses have no logarithm: their steps are left out, and counted.
-        drawn = [(step, value) for step, value in zip(steps, differences, strict=True) if value > 0]
-        x, y = [step for step, _ in drawn], [value for _, value in drawn]
-        below.semilogy(x, y, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
-        if equal := len(differences) - len(drawn):
-            title = f"equal to the last bit in {equal} of {len(differences)} steps"
-            below.set_title(title, loc="left", fontsize=11)
-        below.plot(steps, limits, color=DROPPED, linewidth=1.2)
-        limit = "limit by rounding" if rounding else f"tolerance {parity.tolerance:.0e}"
-        below.annotate(
-            limit,
-            (len(ours), limits[-1]),
-            (0, 8),
-            textcoords="offset points",
-            ha="right",
-            color=DROPPED,
-            annotation_clip=False,
-        )
-        finite = [value for value in y if isfinite(value)]
-        below.set_ylim(min([*finite, 1e-8]) / 2, max([*finite, *limits]) * 4)
-        below.minorticks_off()
-        below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
-        _axes_names(below, "step", "relative difference")
-        alt = f"Curves of the loss in Kielo and in transformers, and below how far they are apart. {limit}. "
-        return page_svg(figure, "parity", alt + range_of("Relative difference", finite, ".0e"))
+    figure = Figure(figsize=(width, 4.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    steps = range(1, len(ours) + 1)
+    above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
+    above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    legend_above(above, ["Kielo", "Hugging Face transformers"], columns=2)
+    above.set_ylabel("loss")
+    page_grid(above)
+    differences = [
+        abs(mine - their) / abs(their) if their else 0.0 for mine, their in zip(ours, theirs, strict=True)
+    ]
+    # Equal losses have no logarithm: their steps are left out, and counted.
+    drawn = [(step, value) for step, value in zip(steps, differences, strict=True) if value > 0]
+    x, y = [step for step, _ in drawn], [value for _, value in drawn]
+    below.semilogy(x, y, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
+    if equal := len(differences) - len(drawn):
+        title = f"equal to the last bit in {equal} of {len(differences)} steps"
+        below.set_title(title, loc="left", fontsize=11)
+    below.plot(steps, limits, color=DROPPED, linewidth=1.2)
+    limit = "limit by rounding" if rounding else f"tolerance {parity.tolerance:.0e}"
+    end = (len(ours), limits[-1])
+    below.annotate(limit, end, (0, 8), ha="right", color=DROPPED, **_BESIDE)
+    finite = [value for value in y if isfinite(value)]
+    below.set_ylim(min([*finite, 1e-8]) / 2, max([*finite, *limits]) * 4)
+    below.minorticks_off()
+    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    _axes_names(below, "step", "relative difference")
+    alt = f"Curves of the loss in Kielo and in transformers, and below how far they are apart. {limit}. "
+    return page_svg(figure, "parity", alt + range_of("Relative difference", finite, ".0e"))
 
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of the page. A further figure is a function that draws it and an entry of `FIGURES`.
+    """A figure of the page. A further figure is a function that draws it and an entry of `FIGURES`."""
 
-    `section` is the id of the page's section that shows it. `draw` takes what `gather` found and a width in
-    inches. It returns SVG, or None if there is nothing to draw.
-    """
-
-    section: str
-    draw: Callable[[Gathered, float], str | None]
+    section: str  # id of the page's section that shows it
+    draw: Callable[[Gathered, float], str | None]  # width in inches → SVG, None if there is nothing to draw
     caption: str | Callable[[Gathered], str]
 
     def drawn(self, gathered: Gathered) -> tuple[str, str] | None:
@@ -238,10 +232,6 @@ def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
     return list(steps.values())
 
 
-def page_style() -> AbstractContextManager[None]:
-    return matplotlib.rc_context(STYLE)
-
-
 def page_figure(height_inches: float, width_inches: float = WIDE) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
     return figure, figure.subplots()
@@ -264,8 +254,8 @@ def _axes_names(axes: Axes, x: str, y: str) -> None:
     page_grid(axes)
 
 
-def page_grid(axes: Axes) -> None:
-    axes.grid(axis="y", color=RULE, linewidth=0.7)
+def page_grid(axes: Axes, colour: str = RULE) -> None:
+    axes.grid(axis="y", color=colour, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
@@ -281,15 +271,8 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
     ends = sorted((curve for curve in curves if curve[1]), key=lambda curve: curve[2][-1])
     for rank, (name, steps, values, colour) in enumerate(ends):
         lift = 0 if len(ends) == 1 else (-8, 8)[rank]
-        axes.annotate(
-            f"{name} {values[-1]:.3f}",
-            (steps[-1], values[-1]),
-            (8, lift),
-            textcoords="offset points",
-            va="center",
-            color=colour if colour != OTHER else QUIET,
-            annotation_clip=False,
-        )
+        end, of_text = (steps[-1], values[-1]), colour if colour != OTHER else QUIET
+        axes.annotate(f"{name} {values[-1]:.3f}", end, (8, lift), va="center", color=of_text, **_BESIDE)
 
 
 def finite(rows: Sequence[Row], key: str, by: str = "step") -> tuple[list[int], list[float]]:
@@ -308,16 +291,20 @@ def range_of(name: str, values: Sequence[float], spec: str = ".3f") -> str:
     return f"{name}: from {values[0]:{spec}} to {values[-1]:{spec}}." if values else f"{name}: no values."
 
 
+def svg_file(figure: Figure, **how: Any) -> str:
+    """Return the figure as the text of an SVG file, which the same figure always gives."""
+    buffer, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing, **how)
+    return buffer.getvalue()
+
+
 def page_svg(figure: Figure, name: str, alt: str) -> str:
     """Return the figure as an <svg> element without prologue and metadata.
 
     Its ids are unique on the page and its colours are CSS variables. `alt` is the text of a screen reader.
     """
     kind = "narrow" if figure.get_figwidth() <= NARROW else "wide"
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    svg = buffer.getvalue()
+    svg = svg_file(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-{kind}-', svg)

@@ -65,18 +65,14 @@ class StageRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Gathered:
-    """The facts of a run folder, None for a stage that has not run.
-
-    stages: this run's stages. corpus, tokens: counts in the stages' manifests. versions: package versions in
-    the manifests.
-    """
+    """The facts of a run folder, None for a stage that has not run."""
 
     recipe: Recipe
     run_folder: str
     kielo_version: str
-    stages: dict[str, StageTime]
+    stages: dict[str, StageTime]  # this run's
     stage_rows: list[StageRow]
-    corpus: JsonTable | None
+    corpus: JsonTable | None  # counts in the manifest, as `tokens`
     funnel: Funnel | None
     tokenizer: TokenizerMeasure | None
     row_map: RowMap | None
@@ -89,7 +85,7 @@ class Gathered:
     scores: Scores | None
     masked_scores: MaskedScores | None
     export: str | None
-    versions: dict[str, str]
+    versions: dict[str, str]  # of packages, in the manifests
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
@@ -147,20 +143,14 @@ def _pick(content: JsonTable | None, kind: type[JsonObject]) -> JsonTable:
 
 
 def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overview | None:
-    tokens = manifests["pack"].counts["sources"] if manifests["pack"] else {}
     if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
         return None
-    identity = read_resolved(run_folder / "resolved.toml").identity
+    sources = manifests["pack"].counts["sources"] if manifests["pack"] else {}
+    tokens = {name: counts["tokens"] for name, counts in sources.items()}
     packing = read_manifest(run_folder / PACKING)
-    text = Text(
-        {name: counts["tokens"] for name, counts in tokens.items()},
-        0,
-        "",
-        0,
-        0,
-        packed_sequences=sequences_by_length(packing) if packing else {},
-    )
-    return overview_of_run(identity, text)
+    packed = sequences_by_length(packing) if packing else {}
+    identity = read_resolved(run_folder / "resolved.toml").identity
+    return overview_of_run(identity, Text(tokens, 0, "", 0, 0, packed_sequences=packed))
 
 
 def _training(folder: Path, manifest: Manifest | None) -> Training | None:
@@ -204,10 +194,8 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, dict[str, None]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():
-            found = seen.setdefault(package, [])
-            if number not in found:
-                found.append(number)
+            seen.setdefault(package, {})[number] = None
     return {package: ", ".join(numbers) for package, numbers in sorted(seen.items())}

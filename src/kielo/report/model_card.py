@@ -7,7 +7,6 @@ exported checkpoint, from the checkpoint and the recipe. `card.md.jinja` has the
 import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,45 +52,6 @@ def render(gathered: Gathered) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Facts of an exported checkpoint, as the checkpoint has them.
-
-    `model` is complete. origin: such as "step 70". run: the run's name, None if the checkpoint does not name
-    it. dtype: the weights' type. is_hybrid: the model was trained with causal sequences beside hidden tokens.
-    """
-
-    model: CompleteModel
-    origin: str
-    run: str | None
-    dtype: str
-    is_hybrid: bool = False
-
-
-def render_export(exported: Exported, recipe: Recipe | None) -> str:
-    """Return the card of an exported checkpoint. It omits results: they may belong to another checkpoint.
-
-    Without a `recipe` the card has no licence, languages and sources.
-    """
-    model, run = exported.model, exported.run
-    is_encoder = FAMILIES[model.model_type].is_encoder
-    kind = _kind(is_encoder, exported.is_hybrid)
-    # Only a repository has its commit here. A folder may be gone by now.
-    name, _, commit = (model.weights or "").removeprefix("hf:").partition("@")
-    return _card(
-        recipe,
-        model.model_type,
-        is_encoder,
-        exported.is_hybrid,
-        title=run or f"A {kind}",
-        introduction=f"A {kind}{f' for {_named_languages(recipe)}' if recipe else ''} ({model.model_type}, "
-        f"weights in {exported.dtype}): {exported.origin}{f' of the run {plain(run)}' if run else ''}, "
-        f"exported by `kielo` {__version__}.",
-        weights=model.weights,
-        base_model=name if commit else None,
-    )
-
-
 def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
     """Return the card of an export as Markdown, from its checkpoint and the recipe of its run, if known."""
     index, identity = wanted.index, wanted.index.plain.identity
@@ -100,8 +60,34 @@ def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
     if averaged:
         origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
     is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
-    exported = Exported(wanted.model, origin, identity.get("name"), wanted.dtype, is_hybrid)
-    return render_export(exported, recipe)
+    return render_export(recipe, wanted.model, origin, identity.get("name"), wanted.dtype, is_hybrid)
+
+
+def render_export(
+    recipe: Recipe | None, model: CompleteModel, origin: str, run: str | None, dtype: str, is_hybrid: bool
+) -> str:
+    """Return the card of an exported checkpoint. It omits results: they may belong to another checkpoint.
+
+    Without a `recipe` the card has no licence, languages and sources. origin: such as "step 70". run: the
+    run's name, None if the checkpoint does not name it. is_hybrid: the model was trained with causal
+    sequences beside hidden tokens.
+    """
+    is_encoder = FAMILIES[model.model_type].is_encoder
+    kind = _kind(is_encoder, is_hybrid)
+    # Only a repository has its commit here. A folder may be gone by now.
+    name, _, commit = (model.weights or "").removeprefix("hf:").partition("@")
+    return _card(
+        recipe,
+        model.model_type,
+        is_encoder,
+        is_hybrid,
+        title=run or f"A {kind}",
+        introduction=f"A {kind}{f' for {_named_languages(recipe)}' if recipe else ''} ({model.model_type}, "
+        f"weights in {dtype}): {origin}{f' of the run {plain(run)}' if run else ''}, exported by `kielo` "
+        f"{__version__}.",
+        weights=model.weights,
+        base_model=name if commit else None,
+    )
 
 
 def loading_call(model_type: str, folder: str) -> str:

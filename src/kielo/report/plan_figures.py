@@ -3,7 +3,6 @@
 They stand alone, outside the report page, so they have white paper and their own colours. Text stays text.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kielo.plan.compare import SECONDS, parts_of
 from kielo.plan.pipeline_simulation import Span, timeline
 from kielo.plan.planned_layout import SHARE, PlannedLayout
 from kielo.recipe.amounts import short_amount
+from kielo.report.figures import page_grid, style_of, svg_file
 
 PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"
@@ -39,53 +39,44 @@ PARTS = {  # greens work, orange waits, blues move bytes between devices, greys 
     "optimiser": "#7f8a83",
     "fixed": "#b9c1bb",
 }
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
+STYLE = style_of(INK, QUIET, RULE) | {
     "svg.hashsalt": "kielo",  # the same picture is the same file
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "font.size": 10,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": QUIET,
     "axes.facecolor": PAPER,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "figure.facecolor": PAPER,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
 }
+_CURVE: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
+_IDEAL: dict[str, Any] = {"color": QUIET, "linewidth": 1, "linestyle": (0, (4, 3))}
 _WIDTH_INCHES = 11.0
 _POINTS_OF_DIGIT = 4.6  # a digit's width at the size of the micro-batches' numbers
 _NUMBER_SIZE = 7
 
 
+@matplotlib.rc_context(STYLE)
 def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
     """Draw the pipeline's ranks over time, with idle time blank.
 
     Without a simulated pipeline, draw a bar of the step's parts.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
-        _write(figure, path)
+    figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
+    write_own_text(path, svg_file(figure))
 
 
+@matplotlib.rc_context(STYLE)
 def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
     """Draw tokens a second and efficiency over nodes.
 
     `strong`: one batch on all numbers of nodes. `weak`: the batch grows with the nodes.
     """
-    with matplotlib.rc_context(STYLE):
-        _write(scaling_figure(strong, weak), path)
+    write_own_text(path, svg_file(scaling_figure(strong, weak)))
 
 
+@matplotlib.rc_context(STYLE)
 def parts_svg(several: Sequence[PlannedLayout], path: Path | str) -> None:
     """Draw seconds of a step by part, a bar for each layout."""
-    with matplotlib.rc_context(STYLE):
-        _write(parts_figure(several), path)
+    write_own_text(path, svg_file(parts_figure(several)))
 
 
 def timeline_figure(planned: PlannedLayout) -> Figure:
@@ -112,15 +103,9 @@ def timeline_figure(planned: PlannedLayout) -> Figure:
     names = {"forward": "forward", "backward": "backward", "weights": "gradients of weights"}
     if "weights" in kinds:
         names["backward"] = "gradients of inputs"
-    axes.legend(
-        [Patch(color=KINDS[kind]) for kind in kinds],
-        [names[kind] for kind in kinds],
-        frameon=False,
-        ncols=3,
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        borderaxespad=0.2,
-    )
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "borderaxespad": 0.2}
+    patches = [Patch(color=KINDS[kind]) for kind in kinds]
+    axes.legend(patches, [names[kind] for kind in kinds], frameon=False, ncols=3, **above)
     return figure
 
 
@@ -142,11 +127,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
     lines = 0.21 * (len(all_nodes) + 1)
     figure = Figure(figsize=(_WIDTH_INCHES, 3.9 + lines), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[3.9, lines])
-    speed, share, names = (
-        figure.add_subplot(grid[0, 0]),
-        figure.add_subplot(grid[0, 1]),
-        figure.add_subplot(grid[1, :]),
-    )
+    speed, share, names = (figure.add_subplot(at) for at in (grid[0, 0], grid[0, 1], grid[1, :]))
     for number, (name, colour, points) in enumerate(curves):
         nodes = [planned.nodes for planned in points]
         speeds = [planned.tokens_per_second for planned in points]
@@ -155,29 +136,16 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
         fastest = [planned.tokens_per_step / planned.low_seconds for planned in points]
         speed.fill_between(nodes, slowest, fastest, color=colour, alpha=0.14, linewidth=0)
         ideal = [first * count for count in nodes]
-        speed.plot(
-            nodes,
-            ideal,
-            color=QUIET,
-            linewidth=1,
-            linestyle=(0, (4, 3)),
-            label="ideal" if number == 0 else None,
-        )
-        speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
-        share.plot(
-            nodes,
-            [100 * each / (first * count) for each, count in zip(speeds, nodes, strict=True)],
-            color=colour,
-            linewidth=1.8,
-            marker="o",
-            markersize=4,
-        )
+        shares = [100 * each / of_ideal for each, of_ideal in zip(speeds, ideal, strict=True)]
+        speed.plot(nodes, ideal, label="ideal" if number == 0 else None, **_IDEAL)
+        speed.plot(nodes, speeds, label=name, color=colour, **_CURVE)
+        share.plot(nodes, shares, color=colour, **_CURVE)
     speed.set_yscale("log")
     speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_amount(value)))
     speed.yaxis.set_minor_formatter(NullFormatter())
     speed.yaxis.set_minor_locator(NullLocator())
-    share.axhline(100, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+    share.axhline(100, **_IDEAL)
     share.set_ylim(0, max(110, share.get_ylim()[1]))
     share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     speed.set_title(f"tokens/s, with the {SHARE:.0%} interval", loc="left", size=11)
@@ -210,41 +178,28 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
             colour = PARTS.get(part, QUIET)
             axes.barh(position, seconds, left=start, height=0.6, color=colour, edgecolor=PAPER, linewidth=0.6)
             if seconds > 0.055 * longest:
+                middle = start + seconds / 2
                 axes.text(
-                    start + seconds / 2,
-                    position,
-                    f"{seconds:.3g}",
-                    ha="center",
-                    va="center",
-                    size=8,
-                    color=_on(colour),
+                    middle, position, f"{seconds:.3g}", ha="center", va="center", size=8, color=_on(colour)
                 )
             start += seconds
         unfit = "" if planned.fits else ", does not fit"
-        axes.annotate(
-            f"{planned.step_seconds:.4g} s, {short_amount(planned.tokens_per_second)} tokens/s{unfit}",
-            (start, position),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-        )
+        said = f"{planned.step_seconds:.4g} s, {short_amount(planned.tokens_per_second)} tokens/s{unfit}"
+        axes.annotate(said, (start, position), (6, 0), textcoords="offset points", va="center", color=INK)
     axes.set_xlim(0, longest * (1.48 if not all(planned.fits for planned in several) else 1.3))
     axes.set_ylim(len(several) - 0.5, -0.5)
-    axes.set_yticks(range(len(several)), [_titled(planned, several) for planned in several], color=INK)
+    with_nodes = len({planned.nodes for planned in several}) > 1
+    nodes = [f"\n{planned.nodes:,} nodes" if with_nodes else "" for planned in several]
+    titles = [planned.name + of for planned, of in zip(several, nodes, strict=True)]
+    axes.set_yticks(range(len(several)), titles, color=INK)
     axes.tick_params(length=0)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.set_xticks([])
     axes.set_title("seconds of a step", loc="left", size=11)
-    figure.legend(
-        [Patch(color=PARTS.get(part, QUIET)) for part in parts],
-        [SECONDS.get(part, part) for part in parts],
-        frameon=False,
-        ncols=5,
-        loc="outside lower left",
-        fontsize=9,
-    )
+    patches = [Patch(color=PARTS.get(part, QUIET)) for part in parts]
+    names = [SECONDS.get(part, part) for part in parts]
+    figure.legend(patches, names, frameon=False, ncols=5, loc="outside lower left", fontsize=9)
     return figure
 
 
@@ -256,7 +211,8 @@ def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
             (span.start, span.end - span.start)
         )
     for (rank, kind, chunk), tasks in groups.items():
-        colour = _paler(KINDS[kind], 0.55 * chunk / chunks)
+        paler = 0.55 * chunk / chunks
+        colour = tuple(channel + (1 - channel) * paler for channel in to_rgb(KINDS[kind]))
         axes.broken_barh(tasks, (rank - 0.42, 0.84), facecolors=colour, edgecolors=PAPER, linewidth=0.4)
 
 
@@ -265,17 +221,10 @@ def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_poin
     if row_points < _NUMBER_SIZE + 3:
         return
     for span in spans:
-        number = str(span.micro_batch + 1)
+        number, middle = str(span.micro_batch + 1), (span.start + span.end) / 2
         if (span.end - span.start) * points_a_second > _POINTS_OF_DIGIT * len(number) + 2:
-            axes.text(
-                (span.start + span.end) / 2,
-                span.rank,
-                number,
-                ha="center",
-                va="center_baseline",
-                size=_NUMBER_SIZE,
-                color=PAPER if span.kind == "forward" and span.stage < _ranks(spans) else INK,
-            )
+            text = axes.text(middle, span.rank, number, ha="center", va="center_baseline", size=_NUMBER_SIZE)
+            text.set_color(PAPER if span.kind == "forward" and span.stage < _ranks(spans) else INK)
 
 
 def _ranks(spans: Sequence[Span]) -> int:
@@ -307,10 +256,7 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
     axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("nodes")
-    axes.grid(axis="y", color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
+    page_grid(axes, RULE)
 
 
 def _name_list(
@@ -329,23 +275,7 @@ def _name_list(
             axes.text(left, 1 + nodes.index(planned.nodes), planned.name, va="center", size=9)
 
 
-def _titled(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
-    nodes = f"\n{planned.nodes:,} nodes" if len({each.nodes for each in several}) > 1 else ""
-    return planned.name + nodes
-
-
-def _paler(colour: str, share: float) -> tuple[float, ...]:
-    return tuple(channel + (1 - channel) * share for channel in to_rgb(colour))
-
-
 def _on(colour: str) -> str:
     """Return the colour of text on `colour`, by luminance (ITU-R BT.601's weights)."""
     red, green, blue = to_rgb(colour)
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52 else PAPER
-
-
-def _write(figure: Figure, path: Path | str) -> None:
-    buffer = io.StringIO()
-    nothing: dict[str, str | None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
-    write_own_text(path, buffer.getvalue())

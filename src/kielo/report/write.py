@@ -1,24 +1,40 @@
-"""The report stage: a run folder -> report.html, summary.json, and the model card in hf/.
+"""The pages: a run folder → report.html, summary.json and the card in hf/, and run folders → a comparison.
 
-`page.html.jinja` lays the page out within `frame.html.jinja`. The page fetches nothing (a content security
-policy forbids it), has no script, and escapes every text. The figures of a section are entries of
-`figures.FIGURES`. A stage that has not run gets a sentence instead.
+`page.html.jinja` lays the page of a run out within `frame.html.jinja`. A page fetches nothing (a content
+security policy forbids it), has no script, and escapes every text. The figures of a section are entries of
+`figures.FIGURES`. A stage that has not run gets a sentence instead. `compare.html.jinja` has the curves of
+several runs by tokens in one figure, their final scores, size and speed beside each other, and the settings
+that differ.
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kielo.artifact.durable import disk_problems_reported
+from kielo.artifact.manifest import read_manifest
 from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
 from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_json import write_json
+from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.report import model_card
-from kielo.report.figures import FIGURES
+from kielo.report import figures, model_card
 from kielo.report.gather import Gathered, gather, summarise
-from kielo.report.units import fill_template
+from kielo.report.units import fill_template, setting
+from kielo.resolve.overview import amount
+
+_COLOURS, _DASHES = (figures.OURS, figures.DROPPED, figures.BLUE, figures.PURPLE), ("-", "--", ":", "-.")
+_NAMES = ("name", "description", "folder")  # of the recipe: the page's head has them
+
+Row = tuple[str, Callable[[Gathered], object]]  # name and value; a dash for none
 
 
 def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] | None = None) -> Path:
@@ -52,8 +68,162 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
 
 
 def render_page(gathered: Gathered) -> str:
-    def figures(section: str) -> list[tuple[str, str]]:
-        found = (entry.drawn(gathered) for entry in FIGURES if entry.section == section)
-        return [drawn for drawn in found if drawn is not None]
+    def drawn(section: str) -> list[tuple[str, str]]:
+        found = (entry.drawn(gathered) for entry in figures.FIGURES if entry.section == section)
+        return [of for of in found if of is not None]
 
-    return fill_template("page.html.jinja", **vars(gathered), figures=figures)
+    return fill_template("page.html.jinja", **vars(gathered), figures=drawn)
+
+
+def write_comparison(runs: Mapping[Path, Recipe], path: Path) -> Path:
+    """Write the page of two or more runs, by their folders, and return its path.
+
+    Raise KieloError if the file is not Kielo's own, or if nothing was trained in any of the runs.
+    """
+    refuse_other_text(path)
+    found = [gather(folder, recipe, {}) for folder, recipe in runs.items()]
+    if not any(run.training and run.training.steps for run in found):
+        raise KieloError(
+            f"{', '.join(map(str, runs))}: nothing was trained in these runs, so nothing compares"
+        )
+    write_own_text(path, render_comparison(found))
+    return path
+
+
+def render_comparison(runs: Sequence[Gathered]) -> str:
+    folders = [Path(run.run_folder) for run in runs]
+    names = tuple(folder.resolve().name for folder in folders)
+    if len(set(names)) < len(names):
+        names = tuple(map(str, folders))
+    return fill_template(
+        "compare.html.jinja",
+        names=names,
+        runs=runs,
+        notes=_notes(folders),
+        curves=comparison_curves(runs, names, figures.WIDE) + comparison_curves(runs, names, figures.NARROW),
+        scores=_table(SCORES, runs),
+        speed=_table(SIZE_AND_SPEED, runs),
+        settings=differing_settings(runs),
+    )
+
+
+@matplotlib.rc_context(figures.STYLE)
+def comparison_curves(runs: Sequence[Gathered], names: Sequence[str], width: float = figures.WIDE) -> str:
+    """Draw training loss, held-out loss and held-out bits per byte by tokens, a colour for each run."""
+    panels = (
+        ("steps", "loss", "training loss\n(nats per token)"),
+        ("heldout", "heldout_loss", "held-out loss\n(nats per token)"),
+        ("heldout", "heldout_bits_per_byte", "held-out\nbits per byte"),
+    )
+    alt = ["Curves by tokens."]
+    figure = Figure(figsize=(width, 6.6 + 0.25 * len(runs)), layout="constrained")
+    every = figure.subplots(len(panels), 1, sharex=True)
+    for axes, (rows, key, label) in zip(every, panels, strict=True):
+        for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+            tokens, values = figures.finite(getattr(run.training, rows, []), key, by="tokens")
+            colour = _COLOURS[number % len(_COLOURS)]
+            dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+            marker = "o" if rows == "heldout" else ""
+            axes.plot(tokens, values, dashes, color=colour, linewidth=1.4, marker=marker, markersize=3.5)
+            alt.append(figures.range_of(f"{name}, {label}".replace("\n", " "), values))
+        axes.set_ylabel(label)
+        figures.page_grid(axes)
+    figures.legend_above(every[0], names, columns=1)
+    every[-1].set_xlabel("tokens")
+    every[-1].xaxis.set_major_locator(MaxNLocator(4 if width <= figures.NARROW else 8))
+    every[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_amount(value)))
+    return figures.page_svg(figure, "curves", " ".join(alt))
+
+
+def _last(rows: Iterable[Any], key: str) -> str | None:
+    values = [value for row in rows if (value := getattr(row, key)) is not None]
+    return f"{values[-1]:.3f}" if values else None
+
+
+def _median(run: Gathered, key: str, spec: str) -> str | None:
+    values = [value for row in run.training.steps if (value := getattr(row, key))] if run.training else []
+    return format(median(values), spec) if values else None
+
+
+def _training_seconds(run: Gathered) -> str | None:
+    seconds = {row.name: row.seconds for row in run.stage_rows}["train"]
+    return None if seconds is None else format_seconds(seconds)
+
+
+SCORES: tuple[Row, ...] = (
+    ("Held-out bits per byte", lambda run: run.scores and f"{run.scores.bits_per_byte.model:.3f}"),
+    (
+        "Hidden tokens predicted",
+        lambda run: run.masked_scores and f"{100 * run.masked_scores.accuracy.model:.1f} %",
+    ),
+    ("Last held-out loss", lambda run: run.training and _last(run.training.heldout, "heldout_loss")),
+    (
+        "Last held-out bits per byte while training",
+        lambda run: run.training and _last(run.training.heldout, "heldout_bits_per_byte"),
+    ),
+    ("Last training loss", lambda run: run.training and _last(run.training.steps, "loss")),
+    ("Parity with transformers", lambda run: run.parity and ("passed" if run.parity.passed else "failed")),
+)
+SIZE_AND_SPEED: tuple[Row, ...] = (
+    ("Parameters", lambda run: run.overview and amount(run.overview.parameters)),
+    (
+        "Tokens trained",
+        lambda run: run.training and run.training.steps and short_amount(run.training.steps[-1].tokens or 0),
+    ),
+    (
+        "Tokens per second (median)",
+        lambda run: (
+            run.training and run.training.tokens_per_second and f"{run.training.tokens_per_second:,.0f}"
+        ),
+    ),
+    ("TFLOP/s of a rank (median)", lambda run: _median(run, "tflops_per_second", ".3g")),
+    ("Share of the peak, MFU (median)", lambda run: _median(run, "mfu", ".1%")),
+    ("Time of the training stage", _training_seconds),
+)
+
+
+def _table(rows: Sequence[Row], runs: Sequence[Gathered]) -> list[tuple[str, ...]]:
+    """Return the rows for which a run has a value, with a dash for runs without it."""
+    filled = [(name, [str(value(run) or "–") for run in runs]) for name, value in rows]
+    return [(name, *cells) for name, cells in filled if set(cells) != {"–"}]
+
+
+def differing_settings(runs: Sequence[Gathered]) -> list[tuple[str, ...]]:
+    """Return (key, value in each run) of recipe keys and package versions with different values."""
+    every = [
+        {key: value for key, value in _flat(run.recipe.model_dump(mode="json")) if key not in _NAMES}
+        | {f"version of {package}": number for package, number in run.versions.items()}
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for settings in every for key in settings)
+    rows = [(key, *(setting(settings.get(key)) for settings in every)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _flat(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield (dotted key, value). Tables in a list are named by their `name` or their number from 1."""
+    parts: Iterable[tuple[str, Any]] | None = None
+    if isinstance(value, dict) and value:
+        parts = value.items()
+    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        parts = [(str(entry.get("name") or number), entry) for number, entry in enumerate(value, start=1)]
+    if parts is None:
+        yield key, value
+        return
+    for name, part in parts:
+        yield from _flat(part, f"{key}.{name}" if key else name)
+
+
+def _notes(folders: Sequence[Path]) -> list[str]:
+    notes = []
+    if _differ([folder / "tokenizer" for folder in folders]):
+        notes.append("The tokenizers differ: compare bits per byte, not losses per token.")
+    if _differ([folder / "corpus" for folder in folders]):
+        notes.append("The clean texts differ, and so may the held-out documents: compare scores with care.")
+    return notes
+
+
+def _differ(folders: Sequence[Path]) -> bool:
+    manifests = [manifest for folder in folders if (manifest := read_manifest(folder)) is not None]
+    files = [{name: file.xxh3_128 for name, file in manifest.files.items()} for manifest in manifests]
+    return any(one != files[0] for one in files[1:])

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kielo.checkpoint.average import average as average
     from kielo.checkpoint.hugging_face_export import export as export_hugging_face
-    from kielo.evaluate.chat import Chat as Chat
+    from kielo.evaluate.encoder import fill_prompts as fill_prompts
     from kielo.evaluate.encoder import load_encoder as load_encoder
-    from kielo.evaluate.fill_mask import fill_prompts as fill_prompts
+    from kielo.evaluate.generate import Chat as Chat
     from kielo.evaluate.generate import Sampling as Sampling
     from kielo.evaluate.generate import continue_text as continue_text
     from kielo.evaluate.score import evaluate_hugging_face as evaluate_hugging_face
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from kielo.verify.layouts import CERTIFICATE_NAME as LAYOUTS_CERTIFICATE
     from kielo.verify.layouts import verify_layouts as verify_layouts
     from kielo.verify.parity import verify_parity as verify_parity
-    from kielo.verify.position_heads import verdict as position_heads_verdict
-    from kielo.verify.position_heads import verify_position_heads as verify_position_heads
     from kielo.verify.preflight.check_nodes import preflight as preflight
     from kielo.verify.rehearse import rehearse as rehearse
     from kielo.verify.round_trip import table as round_trip_table
     from kielo.verify.round_trip import verdict as round_trip_verdict
     from kielo.verify.round_trip import verify_round_trip as verify_round_trip
+    from kielo.verify.source_folder import position_heads_verdict as position_heads_verdict
+    from kielo.verify.source_folder import verify_position_heads as verify_position_heads
 
 if not TYPE_CHECKING:
     _tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))

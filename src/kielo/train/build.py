@@ -38,7 +38,6 @@ from kielo.resolve.stages import SCHEDULES
 from kielo.train.callbacks import callbacks_of_packages
 from kielo.train.feed import Feed, Replacement
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
-from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter, StepRow
@@ -50,21 +49,14 @@ from kielo.train.schedule import learning_rate
 from kielo.train.start_checks import FirstLoss
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.stop import Stop
-from kielo.train.watch.checks import Divergence, LocalFinite, NotFinite, ReplicaCheck
-from kielo.train.watch.guard import Guard
-from kielo.train.watch.layer_marks import marked_layers
-from kielo.train.watch.resources import Resources
-from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.checks import Divergence, Guard, LocalFinite, NotFinite, ReplicaCheck
+from kielo.train.watch.resources import Garbage, Resources
+from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch, marked_layers
 from kielo.train.watch.spikes import Spikes, SpikeWatch
 
 
 def assemble(
-    resolved: Resolved,
-    world: World,
-    stop: Stop,
-    permit: Callable[[], None],
-    progress: Progress,
-    asked: Asked,
+    resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None], progress: Progress, asked: Asked
 ) -> Run:
     """Build every part of the run, except the parts of a phase. All ranks call it together.
 
@@ -74,17 +66,12 @@ def assemble(
     identity, placement = resolved.identity, resolved.placement
     device, state, is_first = world.device, State(), world.rank == 0
     mesh = build_mesh(world, placement.layout)
-    time_limits = TimeLimits(
-        communicators(mesh),
-        filled(placement.train.start_timeout_seconds),
-        placement.train.step_timeout_seconds,
-        progress,
-    )
+    start_seconds, step_seconds = placement.train.start_timeout_seconds, placement.train.step_timeout_seconds
+    time_limits = TimeLimits(communicators(mesh), filled(start_seconds), step_seconds, progress)
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)
-    checkpoints = RunCheckpoints(
-        _checkpointer(placement, world, permit), resolved, guard, spikes, state, asked.is_saving
-    )
+    checkpointer = _checkpointer(placement, world, permit)
+    checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, asked.is_saving)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device, progress.at_files)
     log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world), progress.at_files)
@@ -103,13 +90,8 @@ def assemble(
         time_limits=time_limits,
         state=state,
         guard=guard,
-        checks=(
-            NotFinite(guard, alert),
-            # before `Divergence` ends the run: going back may help
-            spike_watch,
-            Divergence(guard, checkpoints.way_on),
-            replica_check,
-        ),
+        # spikes come before `Divergence` ends the run: going back may help
+        checks=(NotFinite(guard, alert), spike_watch, Divergence(guard, checkpoints.way_on), replica_check),
         spike_watch=spike_watch,
         replica_check=replica_check,
         speed_watch=SpeedWatch(device, alert),
@@ -152,12 +134,8 @@ def restore(run: Run) -> None:
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
     """Build the parts for steps of phase `index` up to `last_step`. Clipping, meter and rows follow it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
-    run.meter.use(
-        placement.flops_per_token,
-        run.state.tokens,
-        resolved.placement.peak_tflops.get(run.current.precision),
-        placement.planned_tokens_per_second,
-    )
+    peak, planned = resolved.placement.peak_tflops, placement.planned_tokens_per_second
+    run.meter.use(placement.flops_per_token, run.state.tokens, peak.get(run.current.precision), planned)
     clip = partial(clip_gradients, run.current.model, run.mesh, resolved.identity.max_gradient_norm(index))
     run.current = replace(run.current, step=replace(run.current.step, clip=clip))
     run.step_row.phase = phase.number
@@ -267,14 +245,8 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
     prepare, end = prepared(identity, placement), placement.end_of_text_id
 
     def opened() -> Callable[[int], Batch]:
-        batches = Batches(
-            Path(placement.tokens_folder),
-            identity.seed,
-            phase,
-            identity.longest_sequence_length,
-            end,
-            identity.dataset.mask_documents,
-        )
+        folder, longest = Path(placement.tokens_folder), identity.longest_sequence_length
+        batches = Batches(folder, identity.seed, phase, longest, end, identity.dataset.mask_documents)
 
         def read_step(step: int) -> Batch:
             samples = batches.samples(step, rank, ranks)
@@ -285,14 +257,9 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
 
         return read_step
 
-    return Feed(
-        opened(),
-        placed.micro_batch_sequences,
-        last_step,
-        run.device,
-        positions_of_rank(phase.sequence_length, run.mesh),
-        Replacement(opened, run.time_limits.progress.at_files, _alert(placement)),
-    )
+    positions = positions_of_rank(phase.sequence_length, run.mesh)
+    replacement = Replacement(opened, run.time_limits.progress.at_files, _alert(placement))
+    return Feed(opened(), placed.micro_batch_sequences, last_step, run.device, positions, replacement)
 
 
 def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int], Batch]:
@@ -327,15 +294,9 @@ def _heldout(run: Run, resolved: Resolved, model: nn.Module, forward_backward: F
         batch = prepare(batch, identity.total_steps)
         share = share_of(batch, data_rank(mesh), data_ranks(mesh), sequences, positions)
         texts.append(HeldOutText(one, share, identity.train.objective == "next_token"))
-    return HeldOut(
-        texts,
-        model,
-        forward_backward,
-        partial(sum_over_data, mesh=mesh),
-        run.device,
-        placement.train.heldout_every_steps,
-        identity.total_steps,
-    )
+    sum_over_ranks, every_steps = partial(sum_over_data, mesh=mesh), placement.train.heldout_every_steps
+    total_steps = identity.total_steps
+    return HeldOut(texts, model, forward_backward, sum_over_ranks, run.device, every_steps, total_steps)
 
 
 def _garbage(placement: Placement) -> Garbage:

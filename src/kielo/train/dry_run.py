@@ -45,12 +45,11 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
     train = identity.train
     first: Precision = filled(train.precision)
     precisions = dict.fromkeys([first, *(precision for _, precision in train.precision_changes)])
-    rows = [
-        memory_row(
-            identity.model,
-            placement.layout,
-            StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step),
-            TrainOptions(
+    rows = []
+    for phase, placed in zip(identity.phases, placement.phases, strict=True):
+        size = StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
+        for precision in precisions:
+            options = TrainOptions(
                 precision,
                 train.fp8,
                 train.optimiser_state,
@@ -60,12 +59,8 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
                 optimiser=train.optimiser,
                 hidden_dropout=train.hidden_dropout,
                 attention_dropout=train.attention_dropout,
-            ),
-            card,
-        )
-        for precision in precisions
-        for phase, placed in zip(identity.phases, placement.phases, strict=True)
-    ]
+            )
+            rows.append(memory_row(identity.model, placement.layout, size, options, card))
     memory = memory_bytes(MemoryColumns.of(rows))
     return int(np.max(memory.peak("rehearsed" if placement.device == "cpu" else "reserved")))
 
@@ -73,14 +68,10 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
 def _first_batch(resolved: Resolved) -> dict[str, int]:
     identity, placement = resolved.identity, resolved.placement
     layout, phase = placement.layout, identity.phases[0]
-    batch = Batches(
-        Path(placement.tokens_folder),
-        identity.seed,
-        phase,
-        identity.longest_sequence_length,
-        placement.end_of_text_id,
-        identity.dataset.mask_documents,
-    ).step(1, data_rank=0, data_ranks=layout.replicate * layout.shard)
+    folder, end = Path(placement.tokens_folder), placement.end_of_text_id
+    longest = identity.longest_sequence_length
+    batches = Batches(folder, identity.seed, phase, longest, end, identity.dataset.mask_documents)
+    batch = batches.step(1, data_rank=0, data_ranks=layout.replicate * layout.shard)
     return {
         "sequences": len(batch.inputs),
         "sequence_length": phase.sequence_length,

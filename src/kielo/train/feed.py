@@ -27,18 +27,14 @@ _CLOSING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
-
-    dropout_keys_b2: int32 keys, or None without dropout. positions_s: the columns of the sequences, int64
-    [s], or None for all. counted: the number of counted labels, or None if the host does not know it.
-    """
+    """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s]."""
 
     inputs_bs: Tensor
     labels_bs: Tensor
     documents_bs: Tensor | None
-    dropout_keys_b2: Tensor | None = None
-    positions_s: Tensor | None = None
-    counted: int | None = None
+    dropout_keys_b2: Tensor | None = None  # int32, None without dropout
+    positions_s: Tensor | None = None  # columns of the sequences, int64, None for all
+    counted: int | None = None  # counted labels, None if the host does not know
 
 
 @dataclass(frozen=True)
@@ -57,12 +53,10 @@ class _Arriving:
 
 
 class _Tensors(NamedTuple):
-    """A batch as tensors, [n, s] each, and keys of dropout [n, 2]."""
-
-    inputs: Tensor
+    inputs: Tensor  # [n, s], as the next two
     labels: Tensor
     documents: Tensor | None
-    dropout_keys: Tensor | None
+    dropout_keys: Tensor | None  # [n, 2]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "_Tensors":
         documents = None if self.documents is None else change(self.documents)
@@ -104,13 +98,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Replacement:
-    """How a feed replaces a frozen reader. `waiting` is `Progress.at_files`, which gives its limit.
+    """How a feed replaces a frozen reader."""
 
-    `reopened` makes another `read_step`, in the thread that will use it.
-    """
-
-    reopened: Callable[[], Callable[[int], Batch]]
-    waiting: Callable[[], AbstractContextManager[float]]
+    reopened: Callable[[], Callable[[int], Batch]]  # another `read_step`, in the thread that will use it
+    waiting: Callable[[], AbstractContextManager[float]]  # `Progress.at_files`, which gives its limit
     alert: Callable[[int, str], None]
 
 

@@ -91,10 +91,7 @@ class MetricsFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        alert: Callable[[int, str], None],
-        tokens_after: Callable[[int], int] | None = None,
+        self, path: Path, alert: Callable[[int, str], None], tokens_after: Callable[[int], int] | None = None
     ):
         self._path, self._alert, self._tokens_after = path, alert, tokens_after
         self._file: BinaryIO | None = None

@@ -283,12 +283,7 @@ def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | No
 
 
 def _loss_of_all(
-    logits_cv: Tensor,
-    targets_c: Tensor,
-    weights_c: Tensor,
-    sums: _Sums,
-    z_loss: float,
-    needs_gradients: bool,
+    logits_cv: Tensor, targets_c: Tensor, weights_c: Tensor, sums: _Sums, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
     own_maxima_c, all_t3c, exponentials_cv = sums
     maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
@@ -353,17 +348,13 @@ def _loss_and_slopes(
     return loss, (1 + 2 * z_loss * log_z_c) * weights_c
 
 
-def _sums_in_fp32(device: torch.device) -> bool:
-    """Return True if cuBLAS adds bf16 products in fp32, as from torch 2.10 on (pytorch/pytorch#167931)."""
-    return device.type == "cuda" and torch.version.hip is None
-
-
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
     """Add left @ right to the fp32 `total`, or write it over `total` if it is the first product."""
     beta = 0 if is_first else 1  # 0 reads nothing of `total`
     if left.dtype == total.dtype:
         total.addmm_(left, right, beta=beta)
-    elif _sums_in_fp32(total.device):
+    elif total.device.type == "cuda" and torch.version.hip is None:
+        # cuBLAS adds bf16 products in fp32, from torch 2.10 on (pytorch/pytorch#167931)
         torch.addmm(total, left, right, out_dtype=total.dtype, beta=beta, out=total)
     elif is_first:
         total.copy_(left @ right)

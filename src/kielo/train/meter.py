@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kielo.artifact.metrics import PassedOver, TrainingStep
 from kielo.train.state import State
-from kielo.train.watch.guard import Guard, has_no_label
+from kielo.train.watch.checks import Guard, has_no_label
 
 
 class Lap(TypedDict):

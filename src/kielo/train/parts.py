@@ -17,7 +17,6 @@ from kielo.ranks.communicator import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
-from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log
 from kielo.train.meter import Meter, StepRow
@@ -25,9 +24,8 @@ from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.stop import Stop
-from kielo.train.watch.checks import Check, LocalFinite, ReplicaCheck
-from kielo.train.watch.guard import Guard
-from kielo.train.watch.resources import Resources
+from kielo.train.watch.checks import Check, Guard, LocalFinite, ReplicaCheck
+from kielo.train.watch.resources import Garbage, Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.watch.spikes import SpikeWatch
 

@@ -10,7 +10,6 @@ import gzip
 import json
 import os
 import re
-import tempfile
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -156,17 +155,6 @@ def _span(event: dict) -> _Interval:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
 
 
-def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.device) -> dict[str, float]:
-    """Return `parts_of` for `steps` steps, after one step that warms the profiler up."""
-    traces: list[dict] = []
-    recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
-    recording.profiler.start()
-    while not traces:
-        run_one_step()
-        recording.step()
-    return parts_of(traces[0])
-
-
 class Profile:
     """A recording of steps `first_step` … of a run, on request.
 
@@ -186,32 +174,46 @@ class Profile:
         self._folder, self._first_step, self._device = Path(folder) / FOLDER, first_step, device
         self._left, self._steps, self._tell, self._paused = steps, steps, tell, paused
         self._rank = dist.get_rank() if dist.is_initialized() else 0
-        self._recording: _Recording | None = None
+        self._profiler: torch.profiler.profile | None = None
 
     def step(self, step: int) -> None:
         """Advance the recording after a step. The step before `first_step`, if still to come, warms up."""
         if not self._left or step < self._first_step - 2:
             return
-        if self._recording is None:
+        if self._profiler is None:
             with self._paused():
-                self._recording = _Recording(self._steps, self._device, self._write_or_tell)
-                self._recording.profiler.start()
+                self._profiler = self._begun()
             self._first_step, self._left = step + 2, self._steps + 1  # with the step that warms up
             return
         self._left -= 1
         with self._paused() if not self._left else nullcontext():
-            self._recording.step()
-        if not self._left:
-            self._recording = None  # frees the trace
+            if self._left in (0, self._steps) and self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # so that the recording is between idle moments
+            self._profiler.step()
+            if not self._left:
+                self._profiler.stop()
+                self._profiler = None  # frees the trace
 
     def close(self) -> None:
-        if self._recording is not None:
-            self._recording.profiler.stop()
-            self._recording, self._left = None, 0
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler, self._left = None, 0
             if self._rank == 0:
                 self._tell(f"no profile: the run ended before {self._steps} steps were recorded")
 
+    def _begun(self) -> torch.profiler.profile:
+        """Begin torch's profiler, over one step that warms it up and `steps` that count."""
+        profiler = torch.profiler.profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._device.type == "cuda"),
+            schedule=torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1),
+            on_trace_ready=self._write_or_tell,
+        )
+        profiler.start()
+        return profiler
+
     def _write_or_tell(self, profiler: torch.profiler.profile) -> None:
+        if self._left:  # a run that ends too early stops the profiler
+            return
         try:
             self._write(profiler)
         except (OSError, ValueError) as problem:  # a failed profile must not end the run
@@ -249,33 +251,3 @@ def line(parts: dict[str, float], steps: int) -> str:
     of_step = {part: 100 * parts[part] / step for part in (*busy, "idle")}
     shares = [f"{part.replace('_', ' ')} {x:.{0 if x >= 10 else 1}f} %" for part, x in of_step.items()]
     return f"{steps} steps: {parts['step']:.3g} s each: " + ", ".join(shares)
-
-
-class _Recording:
-    """torch's profiler over one step that warms it up and `steps` that count, between idle moments."""
-
-    def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
-        self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-        schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        self.profiler = torch.profiler.profile(
-            activities=activities, schedule=schedule, on_trace_ready=self._ready
-        )
-
-    def step(self) -> None:
-        self._done += 1
-        if self._done in (0, self._steps) and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.profiler.step()
-        if self._done == self._steps:
-            self.profiler.stop()
-
-    def _ready(self, profiler: torch.profiler.profile) -> None:
-        if self._done == self._steps:
-            self._on_trace(profiler)
-
-
-def _exported(profiler: torch.profiler.profile) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        profiler.export_chrome_trace(str(file := Path(folder) / "trace.json"))
-        return json.loads(file.read_text(encoding="utf-8"), strict=False)

@@ -251,7 +251,7 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
         wall_seconds=round(wall_seconds(steps), 3),
         versions=installed_versions(),
         files={last.relative_to(folder).as_posix(): record},
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        written_at=now(),
     )
     write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest

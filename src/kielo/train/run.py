@@ -4,8 +4,8 @@ import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from kielo.artifact.attempt_files import (
@@ -91,10 +91,11 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
         faulthandler.enable()  # so that a rank that a library aborts writes its stack
     with determinism(resolved.placement.train.deterministic), stop:
         try:
-            world = start_world(
-                filled(resolved.placement.train.start_timeout_seconds), resolved.placement.device
-            )
-            with _lease(resolved) as lease:
+            timeout_seconds = filled(resolved.placement.train.start_timeout_seconds)
+            world = start_world(timeout_seconds, resolved.placement.device)
+            with ExitStack() as until_the_end:
+                folder = _run_folder(resolved)
+                lease = Agreement().on_first(lambda: until_the_end.enter_context(held(folder)))
                 outcome = _attempt(resolved, world, stop, lease, asked)
             leave_together(resolved.placement.train.step_timeout_seconds)
             return outcome
@@ -102,12 +103,6 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
             return stopped_before_training()
         finally:
             end_world()
-
-
-@contextmanager
-def _lease(resolved: Resolved) -> Iterator[Lease]:
-    with ExitStack() as until_the_end:
-        yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
 def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: Asked) -> Outcome:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 
-from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.resolve.resolved import Identity, LearningRateSegment
 
@@ -34,9 +33,6 @@ def learning_rate(identity: Identity) -> Callable[[int], float]:
 def _rate(
     segment: LearningRateSegment, start: float, tokens_per_step: Iterable[int]
 ) -> Callable[[int], float]:
-    if segment.schedule not in LEARNING_RATE_SCHEDULES:
-        known = ", ".join(LEARNING_RATE_SCHEDULES)
-        raise KieloError(f"train.schedule = {segment.schedule!r} is not known. Fix: {known}")
     height = LEARNING_RATE_SCHEDULES[segment.schedule].height
     peak, final = segment.peak, segment.final
     # In the largest common unit, so that rates equal rates counted in steps if all steps have one size.

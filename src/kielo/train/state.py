@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from kielo.artifact.attempt_files import append_alert
@@ -25,7 +26,7 @@ from kielo.resolve.planned_phases import first_difference, merged, trains
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
 from kielo.train.optimiser import Optimiser
-from kielo.train.watch.guard import Guard, GuardState
+from kielo.train.watch.checks import Guard, GuardState
 from kielo.train.watch.spikes import Spikes, WentBack, steps_to_pass_over
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,8 @@ class PrecisionSince(NamedTuple):
 
 
 class TrainedSince(NamedTuple):
-    """`modules` are trained from the optimiser update after `updates`. An empty tuple means all modules."""
-
-    updates: int
-    modules: tuple[str, ...]
+    updates: int  # `modules` are trained from the next optimiser update on
+    modules: tuple[str, ...]  # empty for all
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,18 @@ class Trouble:
 
 @dataclass
 class State:
-    """The steps, tokens and samples done, skipped steps included.
-
-    refused_changes: first steps of the changes of precision that were taken back. `trouble` is None without
-    bad steps, or once enough sound steps followed. `trained` is empty if all steps train all modules.
-    """
+    """The steps, tokens and samples done, skipped steps included."""
 
     step: int = 0
     tokens: int = 0
     samples: int = 0
     skipped_steps: list[StepSpan] = field(default_factory=list)
     precisions: list[PrecisionSince] = field(default_factory=list)
-    refused_changes: list[int] = field(default_factory=list)
+    refused_changes: list[int] = field(default_factory=list)  # first steps of those that were taken back
     watch: WatchedChange | None = None
-    trouble: Trouble | None = None
+    trouble: Trouble | None = None  # None without bad steps, or once enough sound steps followed
     spikes: list[WentBack] = field(default_factory=list)
-    trained: list[TrainedSince] = field(default_factory=list)
+    trained: list[TrainedSince] = field(default_factory=list)  # empty if all steps train all modules
 
     @property
     def spike_steps(self) -> list[tuple[int, int]]:
@@ -122,16 +117,8 @@ class State:
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Restore a checkpoint's plain state. Fields that it lacks get their defaults."""
-        watch, trouble = plain.get("watch"), plain.get("trouble")
-        known = {name: plain[name] for name in vars(self) if name in plain} | {
-            "skipped_steps": [StepSpan(*span) for span in plain.get("skipped_steps", [])],
-            "precisions": [PrecisionSince(*since) for since in plain.get("precisions", [])],
-            "watch": None if watch is None else WatchedChange(**watch),
-            "trouble": None if trouble is None else Trouble(**trouble),
-            "spikes": [WentBack(**spike) for spike in plain.get("spikes", [])],
-            "trained": [TrainedSince(updates, tuple(of)) for updates, of in plain.get("trained", [])],
-        }
-        vars(self).update(vars(State(**known)))
+        known = {name: plain[name] for name in vars(self) if name in plain}
+        vars(self).update(vars(TypeAdapter(State).validate_python(known)))
 
 
 class RunCheckpoints:

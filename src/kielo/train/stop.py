@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.train.signals import INTERRUPTED, Handler, Presses, Triggers, give_signals_back, take_over_signals
-from kielo.train.watch.delayed_reader import DelayedReader
+from kielo.train.watch.checks import DelayedReader
 
 
 class StoppedBeforeTraining(BaseException):

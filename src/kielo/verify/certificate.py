@@ -1,5 +1,6 @@
 """The certificate of parity: its inputs, a check that it is current, and its table. Torch-free."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,22 +20,18 @@ KIND, VERSION = "parity", 3
 
 @dataclass(frozen=True)
 class ParityOptions:
-    """Options of the parity check: steps, their size, and the tolerance.
-
-    tolerance: the largest relative difference of a step's losses. hugging_face_overrides: keys of the Hugging
-    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …), to check the check.
-    """
+    """Options of the parity check: steps, their size, and the tolerance."""
 
     steps: int = 20
     sequences_per_step: int = 4
-    tolerance: float = 1e-5
+    tolerance: float = 1e-5  # largest relative difference of a step's losses
     sequence_length: int = 128
+    # Keys to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …), to check the check.
     hugging_face_overrides: JsonTable = field(default_factory=dict)
 
-    def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
+    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
         """Return these options with sequences no longer than the model has positions."""
-        most = max_position_embeddings or self.sequence_length
-        return replace(self, sequence_length=min(self.sequence_length, most))
+        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
 
 
 def asked(
@@ -137,10 +134,8 @@ def verdict(certificate: Parity) -> str:
 
 def in_words(value: Any) -> str:
     if isinstance(value, dict):
-        groups = {
-            decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))
-        }
-        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
+        groups = sorted(Counter(value.values()).items())
+        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups)
     if isinstance(value, (list, tuple)):
         if len(value) > 4:
             return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"

@@ -1,14 +1,14 @@
 """The other side of the parity check: transformers' model under accelerate, as a careful user would train it.
 
 It uses nothing of Kielo's maths, loss, weight-decay rule or clipping, and no dropout. It takes the resolved
-run in fp32 and weights, and gives the same data as `kielo_side`, by our names.
+run in fp32 and weights, and gives the same data as `kielo_side`, by our names. Shape letters: b = sequences,
+s = tokens of a sequence, n = documents.
 """
 
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -33,20 +33,15 @@ from kielo.verify.trace import (
     trace_forward,
 )
 
-# A micro-batch in the form that transformers' models take, with their attention masks. Shape letters:
-# b = sequences, s = tokens of a sequence, n = documents.
-
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
-    """The arguments of one forward of transformers' model, and its labels.
-
-    is_token [n, longest]: with one document a row, the columns without padding. None: rows as given.
-    """
+    """The arguments of one forward of transformers' model, and its labels."""
 
     arguments: Mapping[str, Tensor | dict[str, Tensor]]
     labels: Tensor
     sequences: int
+    # With one document a row, its columns without padding, [n, longest]. None: rows as given.
     is_token: Tensor | None = None
 
     def as_given(self, x: Tensor) -> Tensor:
@@ -70,7 +65,7 @@ def hugging_face_batch(
     # OPT would count positions from the mask.
     takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
     if micro_batch.documents_bs is not None and takes_documents_alone:
-        return _documents_apart(micro_batch, takes_positions)
+        return _documents_apart(micro_batch, micro_batch.documents_bs, takes_positions)
     arguments: dict[str, Tensor | dict[str, Tensor]] = {"input_ids": micro_batch.inputs_bs}
     if micro_batch.documents_bs is not None:
         arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
@@ -99,14 +94,11 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingFaceBatch:
+def _documents_apart(batch: MicroBatch, documents_bs: Tensor, takes_positions: bool) -> HuggingFaceBatch:
     """Put each document in its own row, padded at its end. Earlier tokens do not see the padding.
 
     A model computes the same if it knows only distances between tokens, or positions in the document.
     """
-    documents_bs = micro_batch.documents_bs
-    if documents_bs is None:
-        raise ValueError("the batch has no numbers of documents")
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
     begins[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
     first_n = begins.flatten().nonzero().squeeze(1)
@@ -114,8 +106,8 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
     columns = torch.arange(int(length_n.max()), device=first_n.device)
     is_token = columns < length_n[:, None]
     places = (first_n[:, None] + columns).where(is_token, first_n[:, None])
-    labels = micro_batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
-    arguments = {"input_ids": micro_batch.inputs_bs.flatten()[places]}
+    labels = batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
+    arguments = {"input_ids": batch.inputs_bs.flatten()[places]}
     if takes_positions:
         arguments["position_ids"] = columns.expand(len(first_n), -1)
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)
@@ -123,14 +115,8 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
 
 # Parameters that transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-OPTIMISER_KEYS = (
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_gradient_norm",
-)
+_ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
+OPTIMISER_KEYS = ("learning_rate", "weight_decay", *_ADAM_KEYS, "max_gradient_norm")
 
 
 class HuggingFaceSide:
@@ -142,9 +128,10 @@ class HuggingFaceSide:
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
         identity = _overridden(identity, overrides)
-        self._pieces = families.module(identity.model.model_type, "tables").to_hugging_face(identity.model)
-        parts = families.module(identity.model.model_type, "tables").layer_parts(identity.model)
-        self._takes_documents_alone = parts.has_alibi or bool(identity.dataset.restart_positions)
+        tables = families.module(identity.model.model_type, "tables")
+        self._pieces = tables.to_hugging_face(identity.model)
+        has_alibi = tables.layer_parts(identity.model).has_alibi
+        self._takes_documents_alone = has_alibi or bool(identity.dataset.restart_positions)
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
@@ -175,13 +162,13 @@ class HuggingFaceSide:
         return self._accelerator.unwrap_model(self.model)
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: self._part(name, parameter.detach()) for name, parameter in self._named().items()}
+        return self._parts({name: parameter.detach() for name, parameter in self._named().items()})
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: self._part(name, gradient_of(parameter)) for name, parameter in self._named().items()}
+        return self._parts({name: gradient_of(parameter) for name, parameter in self._named().items()})
 
-    def _part(self, name: str, stored: Tensor) -> Tensor:
-        return cut(stored, self._pieces[name], self._shapes[name])
+    def _parts(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: cut(one, self._pieces[name], self._shapes[name]) for name, one in stored.items()}
 
     def modules(self) -> dict[str, nn.Module]:
         return modules_by_our_names(self._unwrapped(), self._pieces)
@@ -243,12 +230,11 @@ class HuggingFaceSide:
 
 def model_settings(model: PreTrainedModel) -> Values:
     """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
-    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     # transformers' families give a norm's epsilon two names.
     epsilons = {getattr(one, "variance_epsilon", getattr(one, "eps", None)) for one in model.modules()}
     return rope_settings(_rope_tables(model)) | {
         "norm epsilon": sorted(epsilon for epsilon in epsilons if epsilon is not None),
-        "head tied to embedding": is_tied,
+        "head tied to embedding": model.get_output_embeddings().weight is model.get_input_embeddings().weight,
     }
 
 
@@ -290,19 +276,25 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
 def _overridden(identity: Identity, overrides: Values) -> Identity:
     """Return the identity with the optimiser's overrides. learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
-    others: Values = {}
-    if "learning_rate" in changes:
-        first, *later = identity.learning_rates
-        first = first.model_copy(update={"peak": changes.pop("learning_rate")})
-        others["learning_rates"] = (first, *later)
-    return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
+    first, *later = identity.learning_rates
+    first = first.model_copy(update={"peak": changes.pop("learning_rate", first.peak)})
+    train = identity.train.model_copy(update=changes)
+    return identity.model_copy(update={"learning_rates": (first, *later), "train": train})
 
 
 def _model(identity: Identity, overrides: Values) -> PreTrainedModel:
     """Build transformers' model with plain attention ("eager"), the only form that covers every family."""
     config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
-        _override(config, key, value)
+        if key == "rope_theta" and getattr(config, "rope_parameters", None):
+            config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
+        elif hasattr(config, key):
+            setattr(config, key, value)
+        else:
+            raise KieloError(
+                f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json. Fix: a key "
+                f"of it, or {', '.join(OPTIMISER_KEYS)}"
+            )
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
 
 
@@ -311,19 +303,6 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
     live = stored_parameters(model, pieces)
     for name, parts in by_stored_name(pieces).items():
         live[name].copy_(join(parts, {ours: weights[ours] for ours in parts}))
-
-
-def _override(config: PretrainedConfig, key: str, value: Any) -> None:
-    if key == "rope_theta" and getattr(config, "rope_parameters", None):
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
-    elif hasattr(config, key):
-        setattr(config, key, value)
-    else:
-        known = ", ".join(OPTIMISER_KEYS)
-        raise KieloError(
-            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json. Fix: a key "
-            f"of it, or {known}"
-        )
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:

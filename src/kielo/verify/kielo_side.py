@@ -31,7 +31,7 @@ from kielo.train.feed import StepBatch
 from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
-from kielo.train.watch.guard import Guard
+from kielo.train.watch.checks import Guard
 from kielo.verify.trace import (
     Trace,
     Values,
@@ -83,17 +83,17 @@ class KieloSide:
         materialise(self.model, world.device, None if is_read else fill)
         if is_read:
             load_first_weights(dict(self.model.named_parameters()), identity, placement)
-        step = build_step(
-            self.model,
-            self._mesh,
-            identity.train,
-            placement.layout,
-            filled(placement.train.loss_chunk_tokens),
-            "fp32",
-            Guard(world.device, identity.train),
-        )
-        self._step = replace(step, clip=self._clip_and_measure(step.clip))
+        train, chunk_tokens = identity.train, filled(placement.train.loss_chunk_tokens)
+        guard = Guard(world.device, train)
+        step = build_step(self.model, self._mesh, train, placement.layout, chunk_tokens, "fp32", guard)
         self._clipped_norm = math.nan
+
+        def clip_and_measure() -> Tensor:
+            norm = step.clip()
+            self._clipped_norm = gradient_norm(self.model, self._mesh).item()
+            return norm
+
+        self._step = replace(step, clip=clip_and_measure)
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
@@ -130,14 +130,6 @@ class KieloSide:
             "gradient_norm": norm.item(),
             "clipped_gradient_norm": self._clipped_norm,
         }
-
-    def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        def clip_and_measure() -> Tensor:
-            norm = clip()
-            self._clipped_norm = gradient_norm(self.model, self._mesh).item()
-            return norm
-
-        return clip_and_measure
 
     def settings(self) -> Values:
         named = dict(self.model.named_parameters())

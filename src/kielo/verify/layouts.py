@@ -62,19 +62,16 @@ def verify_layouts(
     if not chosen:
         raise KieloError(f"no case is left to run: {left_out_line(left_out)}")
     if left_out:
-        print(f"layouts: {left_out_line(left_out)}", file=sys.stderr, flush=True)
+        _say(left_out_line(left_out))
     refuse_other_json(Path(folder) / CERTIFICATE_NAME, "bars")
     with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
         scratch = Path(scratch_name)
-        print(
-            f"layouts: {len(chosen)} cases; first the reference, on one process", file=sys.stderr, flush=True
-        )
+        _say(f"{len(chosen)} cases; first the reference, on one process")
         ranks = Ranks(["-c", _ONE_RANK, scratch_name], 1, 0, {"OMP_NUM_THREADS": "1"}, _PRELOADED)
         found: dict[str, FoundCase] = {}
         try:
-            if problem := _launch(
-                ranks, 1, scratch, Asked(recipe, tuple(case.name for case in chosen), steps)
-            ):
+            asked = Asked(recipe, tuple(case.name for case in chosen), steps)
+            if problem := _launch(ranks, 1, scratch, asked):
                 raise KieloError(f"the reference could not be trained: {problem}")
             for number in sorted({case.ranks for case in chosen}):
                 of_this_size = [case for case in chosen if case.ranks == number]
@@ -96,6 +93,10 @@ def verify_layouts(
     return certificate
 
 
+def _say(progress: str) -> None:
+    print(f"layouts: {progress}", file=sys.stderr, flush=True)
+
+
 def _run(
     ranks: Ranks, recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
 ) -> dict[str, FoundCase]:
@@ -113,7 +114,7 @@ def _run(
             found[row.pop("name")] = FoundCase(row.pop("compile_backend"), row)
         left = [case for case in left if case.name not in found]
         if left and problem:
-            print(f"layouts: {left[0].name}: {problem}", file=sys.stderr, flush=True)
+            _say(f"{left[0].name}: {problem}")
             found[left.pop(0).name] = FoundCase(error=problem)
     return found
 
@@ -127,9 +128,7 @@ def _entry(recipe: Recipe, case: Case, found: FoundCase) -> LayoutsCase:
     of = subject(recipe, case.switches)
     return {
         "name": case.name,
-        "layout": {
-            key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout
-        },
+        "layout": case.section.model_dump(mode="json", include=set(case.layout)),
         "ranks": case.ranks,
         "compile_backend": found.compile_backend if case.section.compile else None,
         "tied": of.model.tie_word_embeddings,

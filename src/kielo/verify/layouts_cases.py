@@ -23,15 +23,11 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """One layout to check, and the settings of the check.
+    """One layout to check, and the settings of the check."""
 
-    layout: keys of the recipe's [layout]. Missing axes are 1. switches: keys of SWITCHES. Missing switches
-    have the recipe's values. micro_batches: the number of a rank in one step.
-    """
-
-    layout: Mapping[str, Any]
-    micro_batches: int = 1
-    switches: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any]  # keys of the recipe's [layout]; missing axes are 1
+    micro_batches: int = 1  # of a rank in one step
+    switches: Mapping[str, Any] = field(default_factory=dict)  # of SWITCHES; else the recipe's values
     precision: Precision = "fp32"
 
     @property

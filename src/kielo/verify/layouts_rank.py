@@ -40,7 +40,7 @@ from kielo.train.build import build_step, positions_of_rank
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
-from kielo.train.watch.guard import Guard
+from kielo.train.watch.checks import Guard
 from kielo.verify.layouts_cases import AXES, Case, all_cases
 from kielo.verify.layouts_subject import (
     Outcome,
@@ -66,16 +66,12 @@ WEIGHT_FLOOR = 1e-3
 
 @dataclass(frozen=True)
 class Asked:
-    """The work of the ranks, as JSON in a folder.
-
-    cases: their names. results: the file in that folder to which rank 0 appends. None: the references are
-    made.
-    """
+    """The work of the ranks, as JSON in a folder."""
 
     recipe: Recipe
-    cases: tuple[str, ...]
+    cases: tuple[str, ...]  # their names
     steps: int
-    results: str | None = None
+    results: str | None = None  # the file there to which rank 0 appends. None: the references are made
     mutation: str | None = None
 
     def write(self, folder: Path) -> None:
@@ -216,19 +212,13 @@ def differences(ours: Outcome, theirs: Outcome) -> dict[str, Worst]:
         raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() - theirs.keys())}")
     found = {}
     for what, key in (("loss", "losses"), ("norm", "norms")):
-        relative = (ours[key].double() - theirs[key].double()).abs() / theirs[key].double().abs().clamp(
-            min=1e-12
-        )
-        found[what] = _largest(
-            {f"step {step}": value for step, value in enumerate(relative.tolist(), start=1)}
-        )
+        truth = theirs[key].double()
+        relative = (ours[key].double() - truth).abs() / truth.abs().clamp(min=1e-12)
+        found[what] = _largest({f"step {n}": value for n, value in enumerate(relative.tolist(), start=1)})
     for what, floor in (("gradient", GRADIENT_FLOOR), ("weight", WEIGHT_FLOOR)):
-        names = [name for name in ours if name.startswith(what + "/")]
+        names = {name: name.partition("/")[2] for name in ours if name.startswith(what + "/")}
         found[what] = _largest(
-            {
-                name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor)
-                for name in names
-            }
+            {short: _relative_l2(ours[name], theirs[name], floor) for name, short in names.items()}
         )
     return found
 
@@ -236,6 +226,7 @@ def differences(ours: Outcome, theirs: Outcome) -> dict[str, Worst]:
 def _relative_l2(ours: Tensor, theirs: Tensor, floor: float) -> float:
     if ours.shape != theirs.shape:
         return math.inf
+    ours, theirs = ours.double(), theirs.double()
     return ((ours - theirs).norm() / max(theirs.norm().item(), floor * math.sqrt(theirs.numel()))).item()
 
 
@@ -267,10 +258,8 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
         own = slice(rank, None, ranks)
         return Batch(inputs[own], labels[own], None if documents is None else documents[own], samples[own])
 
-    micro_batch_sequences = of.sizes.sequences // ranks // case.micro_batches
-    return Feed(
-        read_step, micro_batch_sequences, steps, world.device, positions_of_rank(of.sizes.length, mesh)
-    )
+    sequences, positions = of.sizes.sequences // ranks, positions_of_rank(of.sizes.length, mesh)
+    return Feed(read_step, sequences // case.micro_batches, steps, world.device, positions)
 
 
 def _layout(of: Subject, case: Case) -> Layout:

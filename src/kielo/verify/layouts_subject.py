@@ -102,14 +102,10 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
         max_gradient_norm=0.5,  # less than the norms that occur, so that clipping is tested too
         z_loss=switches.get("z_loss", recipe.train.z_loss),
     )
+    mask_documents = switches.get("documents", recipe.dataset.mask_documents)
+    frozen, has_causal = switches.get("frozen", False), recipe.train.causal_share > 0
     return Subject(
-        model,
-        recipe.seed,
-        switches.get("documents", recipe.dataset.mask_documents),
-        train,
-        frozen=switches.get("frozen", False),
-        has_causal=recipe.train.causal_share > 0,
-        sizes=sizes,
+        model, recipe.seed, mask_documents, train, frozen=frozen, has_causal=has_causal, sizes=sizes
     )
 
 
@@ -200,13 +196,10 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
     decayed = [parameter for parameter in named.values() if is_decayed(parameter)]
     others = [parameter for parameter in named.values() if not is_decayed(parameter)]
     train = of.train
-    adamw = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=of.learning_rate,
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_epsilon,
-        fused=True,
-    )
+    decay = train.weight_decay
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    betas, eps = (train.adam_beta1, train.adam_beta2), train.adam_epsilon
+    adamw = torch.optim.AdamW(groups, lr=of.learning_rate, betas=betas, eps=eps, fused=True)
     losses, norms, outcome = [], [], {}
     for step in range(1, steps + 1):
         adamw.zero_grad()

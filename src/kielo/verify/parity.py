@@ -34,16 +34,7 @@ from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, curren
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.source_folder import compare_source
-from kielo.verify.trace import Trace, Values, differing, first_difference, largest_difference
-
-# How far rounding alone takes the losses of two trainings apart: transformers against itself.
-#
-# Two correct engines add in different orders, so their gradients differ in the last bits. AdamW divides an
-# element's gradient by its own size: where that is near zero, rounding decides the sign, and the weight
-# moves by the learning rate up or down. How fast losses part by that depends on the learning rate, the
-# text, the weights and the processor, so that no fixed tolerance holds for all. So it is measured:
-# transformers trains again from weights that are moved by one unit in the last place.
-
+from kielo.verify.trace import Trace, Values, differing, dtype_names, first_difference, largest_difference
 
 TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with its seed
 
@@ -51,10 +42,16 @@ TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with i
 def rounding_differences(
     begin: Callable[[], tuple[HuggingFaceSide, Feed]], losses: Sequence[float]
 ) -> list[float]:
-    """Train transformers from nudged weights. Return its largest relative difference up to each step.
+    """Measure how far rounding alone takes the losses of two trainings apart: transformers against itself.
+
+    Two correct engines add in different orders, so their gradients differ in the last bits. AdamW divides an
+    element's gradient by its own size: where that is near zero, rounding decides the sign, and the weight
+    moves by the learning rate up or down. How fast losses part by that depends on the learning rate, the
+    text, the weights and the processor, so that no fixed tolerance holds for all. So transformers trains
+    again from weights that are moved by one unit in the last place.
 
     `begin` builds the side and its feed as they were before the first step. `losses` are nats per token of
-    each step without a nudge.
+    each step without a nudge. Return the largest relative difference up to each step.
     """
     largest = [0.0] * len(losses)
     for seed in range(TRAININGS):
@@ -167,14 +164,8 @@ def _small_phase(identity: Identity, options: ParityOptions) -> PlannedPhase:
 
 def _feed(identity: Identity, placement: Placement, phase: PlannedPhase, device: torch.device) -> Feed:
     """Return the feed of two micro-batches a step, so that summing over them is checked too."""
-    batches = Batches(
-        Path(placement.tokens_folder),
-        identity.seed,
-        phase,
-        phase.sequence_length,
-        placement.end_of_text_id,
-        identity.dataset.mask_documents,
-    )
+    folder, length, end = Path(placement.tokens_folder), phase.sequence_length, placement.end_of_text_id
+    batches = Batches(folder, identity.seed, phase, length, end, identity.dataset.mask_documents)
     micro_batch_sequences = (phase.sequences_per_step + 1) // 2
     return Feed(lambda step: batches.step(step, 0, 1), micro_batch_sequences, phase.last_step, device)
 
@@ -227,7 +218,9 @@ def _compare(
     passed = first_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
     norms = {side: [record["gradient_norm"] for record in records[side]] for side in records}
     first = FirstDifference(
-        **(asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None}),
+        layer=layer.layer if layer else None,
+        where=layer.where if layer else None,
+        relative_difference=layer.relative_difference if layer else None,
         settings=wrong_settings,
         weight=weight[0] if weight[1] > 0 else None,
         gradient=gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
@@ -281,19 +274,13 @@ def _train(
 
 
 def _run_settings(records: list[dict[str, float]], trace: Trace) -> Values:
-    """Return settings that only a run shows: learning rates, the embedding's input, precisions, clipping."""
+    """Return settings that only a run shows. The norm after the first clipping exposes a useless clipping."""
+    pairs = ((record["clipped_gradient_norm"], record["gradient_norm"]) for record in records)
+    clipped = (after for after, before in pairs if after < 0.999 * before)
     tokens = trace.passed["embed"][0]
     return {
         "learning rate of each step": [record["learning_rate"] for record in records],
         "first tokens": tokens[0, :4].tolist(),
-        "precision of activations": sorted({str(out.dtype)[6:] for _, out in trace.passed.values()}),
-        "clipping, norm let through": _norm_let_through(records),
+        "precision of activations": dtype_names(out for _, out in trace.passed.values()),
+        "clipping, norm let through": next(clipped, "never clipped"),
     }
-
-
-def _norm_let_through(records: list[dict[str, float]]) -> float | str:
-    """Return the gradient norm after the first clipping, which exposes a clipping that does nothing."""
-    for record in records:
-        if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
-            return record["clipped_gradient_norm"]
-    return "never clipped"

@@ -26,12 +26,6 @@ from kielo.verify.torch_fakes import (
     storages_watched,
 )
 
-# A ledger of memory by purpose: it sees tensors made and freed, and gives peaks by phase and kind.
-#
-# A storage counts once, with its whole size, however many tensors share it. Its kind may become known late
-# (that a buffer was a gradient shows when the backward pass is over), so peaks are computed from the whole
-# record at the end.
-
 
 @dataclass
 class Holding:
@@ -47,7 +41,12 @@ class Peak:
 
 
 class MemoryLedger:
-    """A record of every change of memory. `phase` returns the name of the running phase."""
+    """A record of tensors made and freed, which gives peaks by phase and kind.
+
+    A storage counts once, with its whole size, however many tensors share it. Its kind may become known late
+    (that a buffer was a gradient shows when the backward pass is over), so peaks are computed from the whole
+    record at the end. `phase` returns the name of the running phase.
+    """
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
@@ -121,13 +120,6 @@ class MemoryLedger:
             holding.bytes = size
 
 
-# A watch over the operators of one rank: memory, floating-point operations and collectives of local tensors.
-#
-# torch decomposes DTensors, and weights in FP8, first, so that sizes are of this rank and not of the
-# whole model. A fake tensor has no value: a question for its value is answered with 1, and a comparison of
-# two with True.
-
-
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
@@ -149,7 +141,11 @@ _COLLECTIVES = {
 
 
 class RankWatch(TorchDispatchMode):
-    """A count of memory, FLOPs and collectives while it is entered.
+    """A count of memory, FLOPs and collectives of one rank's local tensors, while it is entered.
+
+    torch decomposes DTensors, and weights in FP8, first, so that sizes are of this rank and not of the whole
+    model. A fake tensor has no value: a question for its value is answered with 1, and a comparison of two
+    with True.
 
     axes: a communicator's name → its axis of the mesh. weights_group: the name of FSDP2's communicator.
 
@@ -170,7 +166,7 @@ class RankWatch(TorchDispatchMode):
 
     def __enter__(self) -> "RankWatch":
         self._stack.enter_context(storages_watched(self.ledger.resized))
-        self._stack.enter_context(sharding_watched(self._pause))
+        self._stack.enter_context(sharding_watched(partial(setattr, self, "_is_paused")))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -214,9 +210,6 @@ class RankWatch(TorchDispatchMode):
             return function(*args)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
-
-    def _pause(self, is_paused: bool) -> None:
-        self._is_paused = is_paused
 
     def _phase(self) -> str:
         if self.section != "passes":

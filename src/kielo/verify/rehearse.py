@@ -8,7 +8,7 @@ which looks like operators at the size of the whole model. The second step is co
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.loop import optimiser_step
 from kielo.train.optimiser import Optimiser
-from kielo.train.watch.guard import Guard
+from kielo.train.watch.checks import Guard
 from kielo.verify.rank_watch import Peak, RankWatch
 from kielo.verify.screens import Rehearsal
 from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
@@ -78,35 +78,35 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehe
                 for name, peak in watch.ledger.peaks().items()
             }
     per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
-    counted = _Counted(step.held, peaks, per_step, many)
-    report = _report(resolved, rank, index, counted)
+    report = _report(resolved, rank, index, step.held, peaks, per_step, many)
     report.update(_host(resolved, report, site))
     report["seconds"] = time.monotonic() - started
     return report
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """Counts of the watch: bytes between steps, peaks by section, FLOPs and collectives of a whole step.
+def _report(
+    resolved: Resolved,
+    rank: int,
+    index: int,
+    held: StateBytes,
+    peaks: dict[str, Peak],
+    per_step: dict[tuple[str, Any], int],
+    many: int,
+) -> Rehearsal:
+    """Report bytes between steps, peaks by section, and FLOPs and collectives of a whole step.
 
     many: micro-batches of the step that was run.
     """
-
-    held: StateBytes
-    peaks: dict[str, Peak]
-    per_step: dict[tuple[str, Any], int]
-    many: int
-
-
-def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> Rehearsal:
-    placement, peaks, per_step = resolved.placement, counted.peaks, counted.per_step
+    identity, placement = resolved.identity, resolved.placement
+    model, train, trained = identity.model, identity.train, identity.phases[index]
     layout, phase = placement.layout, placement.phases[index]
+    computed = state_bytes(model, layout, rank, train.optimiser_state, trained.trainable, train.optimiser)
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     usable, peak_bytes = None if card is None else usable_bytes(card), peaks[peak_phase].bytes
-    needed = int(needed_bytes(counted.held.total, peak_bytes))
+    needed = int(needed_bytes(held.total, peak_bytes))
     return {
-        "name": resolved.identity.name,
+        "name": identity.name,
         "torch": torch.__version__,
         "rank": rank,
         "world_size": placement.world_size,
@@ -117,21 +117,12 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> Reh
         "stages": _stages(resolved, coordinates(layout, rank)["pipeline"]),
         "zero": layout.zero,
         "recompute": layout.recompute,
-        "sequence_length": resolved.identity.phases[index].sequence_length,
+        "sequence_length": trained.sequence_length,
         "micro_batch_sequences": phase.micro_batch_sequences,
         "micro_batches_per_step": phase.micro_batches_per_step,
-        "rehearsed_micro_batches": counted.many,
-        "state_bytes": asdict(counted.held),
-        "computed_state_bytes": asdict(
-            state_bytes(
-                resolved.identity.model,
-                layout,
-                rank,
-                resolved.identity.train.optimiser_state,
-                resolved.identity.phases[index].trainable,
-                resolved.identity.train.optimiser,
-            )
-        ),
+        "rehearsed_micro_batches": many,
+        "state_bytes": asdict(held),
+        "computed_state_bytes": asdict(computed),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
         "peak_phase": peak_phase,
         "peak_bytes": peak_bytes,
@@ -175,9 +166,8 @@ class WatchedStep:
         mesh: Mesh,
         model: Decoder | Stages,
         world: World,
-        watch: RankWatch | None = None,
+        watch: RankWatch,
     ) -> None:
-        """Build the parts. Without a `watch` the step runs unwatched, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
@@ -198,60 +188,39 @@ class WatchedStep:
         Return ("flops", what), ("calls", what) and ("bytes", what) → its amount.
         """
         batch = self.batch(micro_batches)
-        self._section("passes")
-        if self._watch is not None:
-            self._watch.begin()
+        self._watch.section = "passes"
+        self._watch.begin()
         optimiser_step(self._step, batch, self._resolved.identity.learning_rates[0].peak)
-        if self._watch is None:
-            return {}
         counters = (("flops", self._watch.flops), ("calls", self._watch.calls), ("bytes", self._watch.bytes))
         return {(kind, what): number for kind, counter in counters for what, number in counter.items()}
 
-    def _begin_update(self, batch: StepBatch) -> None:
-        self._section("update")
-        self._note_state()
-
     def batch(self, micro_batches: int) -> StepBatch:
         identity, placement = self._resolved.identity, self._resolved.placement
-        length, rows = (
-            identity.phases[self._index].sequence_length,
-            placement.phases[self._index].micro_batch_sequences,
-        )
+        length = identity.phases[self._index].sequence_length
+        rows = placement.phases[self._index].micro_batch_sequences
         positions = positions_of_rank(length, self._mesh)
         shape = rows, length // self._mesh["context"].size()
-        self._section("batch")
-        batches = [
-            MicroBatch(
-                torch.zeros(shape, dtype=torch.int64),
-                torch.zeros(shape, dtype=torch.int64),
-                torch.zeros(shape, dtype=torch.int32) if identity.dataset.mask_documents else None,
-                torch.zeros(rows, 2, dtype=torch.int32) if identity.train.has_dropout else None,
-                positions,
-            )
-            for _ in range(micro_batches)
-        ]
+        self._watch.section = "batch"
+        batches = []
+        for _ in range(micro_batches):
+            inputs, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+            documents = torch.zeros(shape, dtype=torch.int32) if identity.dataset.mask_documents else None
+            keys = torch.zeros(rows, 2, dtype=torch.int32) if identity.train.has_dropout else None
+            batches.append(MicroBatch(inputs, labels, documents, keys, positions))
         return StepBatch(1, (), batches, torch.ones((), dtype=torch.int64))
 
-    def _note_state(self) -> None:
+    def _begin_update(self, batch: StepBatch) -> None:
         """Measure the state before the update: gradients are reduced, and the passes hold nothing else."""
+        self._watch.section = "update"
         parameters = _all_parameters(self.model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._name(gradients, "gradients")
-        if self._watch is not None:
-            self._name(parameters, "parameters")
-            ledger = self._watch.ledger
-            state = list(_state(self._step.optimiser))
-            self.held = StateBytes(
-                *(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state))
-            )
+        self._name(parameters, "parameters")
+        kinds = (parameters, gradients, list(_state(self._step.optimiser)))
+        self.held = StateBytes(*(self._watch.ledger.bytes_of(map(local, some)) for some in kinds))
 
     def _name(self, tensors: Iterable[Tensor], kind: str) -> None:
-        if self._watch is not None:
-            self._watch.ledger.name(map(local, tensors), kind)
-
-    def _section(self, name: str) -> None:
-        if self._watch is not None:
-            self._watch.section = name
+        self._watch.ledger.name(map(local, tensors), kind)
 
 
 def heaviest_phase(resolved: Resolved) -> int:

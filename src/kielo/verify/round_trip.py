@@ -7,7 +7,6 @@ fp32 weights, and a copy of them while the checkpoint is written.
 
 import hashlib
 import os
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypedDict
@@ -95,15 +94,11 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> RoundTrip:
 
 
 def table(result: RoundTrip) -> tuple[list[str], list[tuple[str, int, str, int]]]:
-    num_tensors, num_bytes, num_different = Counter[str](), Counter[str](), Counter[str]()
-    for name, what in result["tensors"].items():
-        num_tensors[what["dtype"]] += 1
-        num_bytes[what["dtype"]] += what["bytes"]
-        num_different[what["dtype"]] += name in result["differences"]
-    rows = [
-        (dtype, num_tensors[dtype], f"{num_bytes[dtype]:,}", num_different[dtype])
-        for dtype in sorted(num_tensors)
-    ]
+    tensors, rows = result["tensors"], []
+    for dtype in sorted({what["dtype"] for what in tensors.values()}):
+        sizes = {name: what["bytes"] for name, what in tensors.items() if what["dtype"] == dtype}
+        different = len(sizes.keys() & result["differences"].keys())
+        rows.append((dtype, len(sizes), f"{sum(sizes.values()):,}", different))
     return ["dtype", "tensors", "bytes", "different"], rows
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from kielo.artifact.verify_results import Complaint, Preflight
-
-# The certificate of layouts: a row for each case, and which bar was missed where.
+from kielo.ranks.hang_watch import some
 
 
 class Worst(TypedDict):
@@ -52,52 +51,44 @@ class LayoutsCertificate(TypedDict):
     versions: dict[str, str]
 
 
-_TITLES = (
-    "case",
-    "ranks",
-    "tied",
-    "loss",
-    "gradient norm",
-    "worst gradient",
-    "worst weight",
-    "bf16 loss",
-    "",
-)
+_MEASURES = ("loss", "gradient norm", "worst gradient", "worst weight")
+_TITLES = ("case", "ranks", "tied", *_MEASURES, "bf16 loss", "")
 
 
 def layouts_table(certificate: LayoutsCertificate) -> tuple[tuple[str, ...], list[list[str]]]:
     """Return titles and rows of layouts.json: relative differences from one process, bf16's in a column."""
-    in_bf16 = {
-        entry["name"].removesuffix("-bf16"): entry
-        for entry in certificate["cases"]
-        if entry["precision"] == "bf16"
-    }
-    rows = [
-        _layouts_row(entry, in_bf16.pop(entry["name"], None))
-        for entry in certificate["cases"]
-        if entry["precision"] == "fp32"
-    ]
-    # The chosen cases may lack fp32.
-    return _TITLES, rows + [
-        [name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()
-    ]
+    cases = certificate["cases"]
+    in_fp32 = {case["name"]: case for case in cases if case["precision"] == "fp32"}
+    in_bf16 = {case["name"].removesuffix("-bf16"): case for case in cases if case["precision"] == "bf16"}
+    rows = []
+    for name in dict.fromkeys((*in_fp32, *in_bf16)):  # the chosen cases may lack fp32
+        fp32, bf16 = in_fp32.get(name), in_bf16.get(name)
+        case = fp32 or in_bf16[name]
+        cells = [name, str(case["ranks"]), "yes" if case["tied"] else "no"]
+        cells += [_number(value) for *_, value in _measured(fp32)] if fp32 else [""] * len(_MEASURES)
+        cells.append(_number(bf16["max_relative_loss_difference"]) if bf16 else "")
+        cells.append(_in_a_word(case))
+        rows.append(cells)
+    return _TITLES, rows
+
+
+def _in_a_word(case: LayoutsCase) -> str:
+    if case["precision"] == "fp32":
+        return "ok" if case["passed"] else "MISSED"
+    return "MISSED" if case["error"] else "no bar"
 
 
 def layouts_verdict(certificate: LayoutsCertificate) -> str:
-    bars = certificate["bars"]
+    bars, cases = certificate["bars"], certificate["cases"]
     asked = (
         f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
         f"{certificate['steps']} steps, "
         f"each tensor's gradient {bars['gradient']:.0e} and final weights {bars['weight']:.0e}"
     )
-    lines = [
-        f"MISSED by {entry['name']}: {miss}"
-        for entry in certificate["cases"]
-        for miss in misses(entry, certificate["bars"])
-    ]
+    lines = [f"MISSED by {entry['name']}: {miss}" for entry in cases for miss in misses(entry, bars)]
     if lines:
         return "\n".join([*lines, f"Layouts change the model ({asked})."])
-    with_bars = sum(entry["passed"] is not None for entry in certificate["cases"])
+    with_bars = sum(entry["passed"] is not None for entry in cases)
     whole = f"All {with_bars} cases" if certificate["all_cases"] else f"The {with_bars} chosen cases"
     said = f"{whole} in fp32 train the same model as one process ({asked})."
     return "\n".join(filter(None, [said, left_out_line(certificate["left_out"])]))
@@ -113,45 +104,26 @@ def misses(entry: LayoutsCase, bars: dict[str, float]) -> list[str]:
         return [entry["error"]]
     if entry["passed"] is not False:
         return []
+    return [
+        f"{where} is off by {_number(value)} (bar {bars[what]:.0e})"
+        for what, where, value in _measured(entry)
+        if value is None or value > bars[what]
+    ]
+
+
+def _measured(entry: LayoutsCase) -> tuple[tuple[str, str, float | None], ...]:
+    """Return (its bar, what was measured, value) of a case's differences."""
     gradient, weight = entry["worst_gradient"], entry["worst_weight"]
-    measured = (
+    return (
         ("loss", "the loss", entry["max_relative_loss_difference"]),
         ("norm", "the gradient norm", entry["max_relative_norm_difference"]),
         ("gradient", f"the gradient of {gradient['name']}", gradient["relative_l2"]),
         ("weight", f"the weight {weight['name']}", weight["relative_l2"]),
     )
-    return [
-        f"{where} is off by {_number(value)} (bar {bars[what]:.0e})"
-        for what, where, value in measured
-        if value is None or value > bars[what]
-    ]
-
-
-def _layouts_row(entry: LayoutsCase, bf16: LayoutsCase | None) -> list[str]:
-    values = (
-        entry["max_relative_loss_difference"],
-        entry["max_relative_norm_difference"],
-        entry["worst_gradient"]["relative_l2"],
-        entry["worst_weight"]["relative_l2"],
-    )
-    cells = [entry["name"], *_what(entry), *map(_number, values), *(_bf16(bf16) if bf16 else ["", ""])]
-    cells[-1] = "ok" if entry["passed"] else "MISSED"
-    return cells
-
-
-def _what(entry: LayoutsCase) -> list[str]:
-    return [str(entry["ranks"]), "yes" if entry["tied"] else "no"]
-
-
-def _bf16(entry: LayoutsCase) -> list[str]:
-    return [_number(entry["max_relative_loss_difference"]), "MISSED" if entry["error"] else "no bar"]
 
 
 def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.1e}"
-
-
-# A rehearsal.
 
 
 class PhasePeak(TypedDict):
@@ -239,14 +211,14 @@ def memory(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:
 
 
 def summary(rehearsal: Rehearsal) -> str:
-    held, computed = rehearsal["state_bytes"], rehearsal["computed_state_bytes"]
-    said = (
-        "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
+    held, computed = (
+        ", ".join(f"{what} {size:,}" for what, size in sizes.items())
+        for sizes in (rehearsal["state_bytes"], rehearsal["computed_state_bytes"])
     )
+    said = "the same" if held == computed else computed
     flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
-    measured = ", ".join(f"{what} {size:,}" for what, size in held.items())
     return (
-        f"bytes between steps: {measured}; computed from the tensor-parallel plan: {said}\n"
+        f"bytes between steps: {held}; computed from the tensor-parallel plan: {said}\n"
         f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
     )
 
@@ -270,21 +242,23 @@ def rehearsal_verdict(rehearsals: Sequence[Rehearsal]) -> str:
     )
     if usable is None:
         return f"{said}; the card of {worst['accelerator']} does not give its memory"
-    room = f"{_gigabytes(abs(usable - needed))} GB {'are left' if worst['fits'] else 'too much'}"
-    fits = "fits" if worst["fits"] else "does not fit"
-    return f"{said}, of {_gigabytes(usable)} usable on {worst['accelerator']}: it {fits}, {room}"
+    return f"{said}, of {_gigabytes(usable)} usable on {worst['accelerator']}: {_room(needed, usable)}"
 
 
 def host_verdict(rehearsals: Sequence[Rehearsal]) -> str:
     """Return a sentence about a node's own memory, by the rank that needs most of it."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["host_bytes_per_node"])
     size, usable = worst["host_bytes_per_node"], worst["usable_host_bytes_per_node"]
-    room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
     return (
         f"host memory: {_gigabytes(size)} GB a node, if all its ranks are as rank {worst['rank']}, for the "
         f"copies that a save makes (on CPUs for all of the above too); a node has {_gigabytes(usable)} GB: "
-        f"it {'fits' if size <= usable else 'does not fit'}, {room}"
+        f"{_room(size, usable)}"
     )
+
+
+def _room(needed: float, usable: float) -> str:
+    fits, left = needed <= usable, _gigabytes(abs(usable - needed))
+    return f"it fits, {left} GB are left" if fits else f"it does not fit, {left} GB too much"
 
 
 def _largest(peaks: dict[str, PhasePeak], kind: str) -> int:
@@ -294,8 +268,6 @@ def _largest(peaks: dict[str, PhasePeak], kind: str) -> int:
 def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.3f}"
 
-
-# A preflight on one screen: the checks, the nodes, and the complaints.
 
 CHECK_TITLES = ("check", "found", "seconds", "")
 _MOST_COMPLAINTS, _MOST_NODES = 20, 8
@@ -318,9 +290,9 @@ def verdict_lines(found: Preflight) -> list[str]:
         lines.append(f"and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")
     good = [node.name for node in found.nodes if node.passed]
     if good:
-        lines.append(f"{_nodes(len(good))} passed: {_named(good)}")
+        lines.append(f"{_nodes(len(good))} passed: {some(good, _MOST_NODES)}")
     if found.bad_nodes:
-        lines.append(f"{_nodes(len(found.bad_nodes))} REFUSED: {_named(found.bad_nodes)}")
+        lines.append(f"{_nodes(len(found.bad_nodes))} REFUSED: {some(found.bad_nodes, _MOST_NODES)}")
     if len(found.bad_nodes) == len(found.nodes) > 1:
         lines.append("no node passed. Fix: look for a shared cause before you leave nodes out")
     of_job = [complaint for complaint in found.complaints if complaint.is_refusal and complaint.node is None]
@@ -339,8 +311,3 @@ def _line(complaint: Complaint) -> str:
 
 def _nodes(count: int) -> str:
     return f"{count} node" + "s" * (count > 1)
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - _MOST_NODES
-    return ", ".join(names[:_MOST_NODES]) + (f" and {more} more" if more > 0 else "")

@@ -121,12 +121,9 @@ def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
         setattr(ShardingPropagator, name, before)
 
 
-# A world of any size of which only one rank exists, for rehearsals: its collectives do nothing.
-
-
 @contextmanager
 def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
-    """Make this process rank `rank` of `size`.
+    """Make this process rank `rank` of `size`. The others do not exist, and collectives do nothing.
 
     Raise KieloError if this process is in another world already, or if torch cannot rehearse.
     """

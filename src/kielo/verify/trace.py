@@ -1,4 +1,7 @@
-"""Traces of two models for a comparison: settings in force, and inputs and outputs of modules."""
+"""Traces of two models for a comparison: settings in force, and inputs and outputs of modules.
+
+Settings are read off live objects, under names that both sides share.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.verify_results import FirstDifference
+
 
 def gradient_of(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         raise ValueError("a parameter has no gradient after the backward of a whole step")
     return parameter.grad
-
-
-# Effective settings of a training run, read off live objects under names that both sides share.
 
 
 Values = dict[str, object]  # name of a setting → its value
@@ -81,24 +83,12 @@ def _same(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-# Inputs and outputs of two models' modules, and the first difference.
-
-
 @dataclass
 class Trace:
     """`passed`: module name → (input, output), in the order of running."""
 
     passed: dict[str, tuple[Tensor, Tensor]]
     logits: Tensor
-
-
-@dataclass(frozen=True)
-class FirstDifference:
-    """The first place where two traces differ. `where` describes it in a phrase."""
-
-    layer: str
-    where: str
-    relative_difference: float
 
 
 def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> Trace:
@@ -142,6 +132,10 @@ def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifferenc
     parent (attention or MLP, say) is named. An output that differs after an equal input is caused by that
     module.
     """
+
+    def found(layer: str, where: str, difference: float) -> FirstDifference:
+        return FirstDifference(layer=layer, where=where, relative_difference=difference)
+
     before: list[str] = []
     for name, (our_input, our_output) in ours.passed.items():
         their_input, their_output = theirs.passed[name]
@@ -151,12 +145,12 @@ def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifferenc
                 siblings = [other.rpartition(".")[2] for other in before if _parent(other) == _parent(name)]
                 after = f"after {', '.join(siblings)} and " if siblings else ""
                 where = f"{after}before {name.rpartition('.')[2]}" if _parent(name) else f"before {name}"
-                return FirstDifference(_parent(name) or name, where, difference)
+                return found(_parent(name) or name, where, difference)
         elif name == "embed" and not torch.equal(our_input, their_input):
-            return FirstDifference(name, "the token ids themselves", float("inf"))
+            return found(name, "the token ids themselves", float("inf"))
         difference = relative_difference(our_output, their_output)
         if difference > limit:
-            return FirstDifference(name, "in it: its input is equal, its output is not", difference)
+            return found(name, "in it: its input is equal, its output is not", difference)
         before.append(name)
     return None
 

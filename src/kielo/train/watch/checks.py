@@ -1,13 +1,16 @@
 """Checks of a run: after each step whether it may continue or must go back, and of its end.
 
-A check goes back by making an earlier checkpoint the newest. `run.go_back` then restores it.
+A step whose loss or gradient norm is not finite is skipped by a flag that stays on the device. Both numbers
+are the same on every rank. A check goes back by making an earlier checkpoint the newest. `run.go_back` then
+restores it.
 """
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,14 +21,148 @@ from kielo.parallel.materialise import local
 from kielo.parallel.replicas import Difference, Replicas
 from kielo.ranks.hang_watch import some
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import TrainPlacement
-from kielo.train.watch.guard import Guard
+from kielo.recipe.sections import TrainIdentity, TrainPlacement
 
 Answer = Literal["continue", "go back"]
 _STEPS = 2  # on a GPU the host learns of a bad step one step late
 _MOST_RANKS = 8
 _NAMED_TENSORS = 4
 _FIX = "Fix: move the newest checkpoints out of train/checkpoints. The run resumes from an older checkpoint"
+
+
+class DelayedReader:
+    """Small numbers from the device, read without waiting: on a GPU one step late, on every rank alike."""
+
+    def __init__(self, device: torch.device):
+        self._on_gpu = device.type == "cuda"
+        self.steps_behind = int(self._on_gpu)
+        self._queue: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def read(self, numbers: Tensor) -> list[float] | None:
+        """Queue `numbers` (one dim). Return the last finished step's numbers, or None at the very start."""
+        if not self._on_gpu:
+            return numbers.tolist()
+        copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        copy.copy_(numbers, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._queue.append((copy, arrived))
+        if len(self._queue) < 2:
+            return None
+        copy, arrived = self._queue.popleft()
+        arrived.synchronize()
+        return copy.tolist()
+
+    def unread(self) -> list[list[float]]:
+        """Return the queued numbers, and leave them in the queue. Waits for the device."""
+        for _, arrived in self._queue:
+            arrived.synchronize()
+        return [copy.tolist() for copy, _ in self._queue]
+
+
+def has_no_label(loss: Any, gradient_norm: Any) -> Any:
+    """Return True for a step in which no label counted: loss and gradient are exactly 0."""
+    return (loss == 0) & (gradient_norm == 0)
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """The counts of bad steps, and (loss, norm) of the last steps, None for a number that is not finite."""
+
+    in_a_row: int
+    skipped: int
+    without_labels: int = 0
+    last: Sequence[Sequence[float | None]] = ()
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "GuardState":
+        return GuardState(**{name: plain[name] for name in GuardState.__annotations__ if name in plain})
+
+
+class Guard:
+    """The counts of bad steps on the device, so that a sound step costs no wait. The host reads them late."""
+
+    def __init__(self, device: torch.device, train: TrainIdentity):
+        self.device = device
+        self._max_in_a_row = train.max_skipped_steps_in_a_row
+        # a ring of (loss, norm)
+        self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)
+        self._steps = 0  # checked so far; the ring has the last steps
+        # bad in a row, bad so far, without a label so far
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self._late = DelayedReader(device)
+        self._read: list[float] | None = None
+
+    def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
+        """Return a float32 scalar on the device, the same on all ranks: 1 if this step must be skipped."""
+        bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
+        self._counts[0] = (self._counts[0] + 1) * bad
+        self._counts[1] += bad
+        self._counts[2] += has_no_label(loss, gradient_norm)
+        row = torch.stack((loss.float(), gradient_norm.float()))
+        self._remembered[self._steps % len(self._remembered)] = row
+        self._steps += 1
+        return bad.to(torch.float32)
+
+    @property
+    def steps_behind(self) -> int:
+        """By how many steps `was_bad` and `stop_if_diverged` are late."""
+        return self._late.steps_behind
+
+    def was_bad(self) -> bool:
+        """Return True if the last finished step was bad. All ranks call it once after each step."""
+        self._read = self._late.read(self._counts)
+        return bool(self._read and self._read[0])
+
+    def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
+        """Raise KieloError after too many bad steps in a row. way_on: first bad step → how to resume."""
+        counts = self._read
+        if counts is None or counts[0] < self._max_in_a_row:
+            return
+        first_bad_step = max(1, step - self._late.steps_behind - int(counts[0]) + 1)
+        raise KieloError(
+            f"step {step}: the loss or the gradient norm was not finite {int(counts[0])} steps in a row "
+            f"(train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. "
+            f"{way_on(first_bad_step)}Fix: train.skip_steps = [[{first_bad_step}, {step}]] if the text is at "
+            f"fault (see `kielo data RECIPE --step {first_bad_step}`). Or, in a new run, a lower "
+            "train.learning_rate or a longer train.warmup_share"
+        )
+
+    @property
+    def bad_in_a_row(self) -> int:
+        """The bad steps since the last sound step. Waits for the device."""
+        return int(self._counts[0].item())
+
+    @property
+    def skipped(self) -> int:
+        """The skipped steps since step 1. Waits for the device."""
+        return int(self._counts[1].item())
+
+    @property
+    def without_labels(self) -> int:
+        """The steps without a counted label since step 1. Waits for the device."""
+        return int(self._counts[2].item())
+
+    def last(self, steps: int) -> list[tuple[float, float]]:
+        """Return loss and norm of the last steps with a label, oldest first. Waits for the device."""
+        size = len(self._remembered)
+        rows = self._remembered.tolist()
+        last = [rows[step % size] for step in range(max(0, self._steps - min(steps, size)), self._steps)]
+        return [(loss, norm) for loss, norm in last if not has_no_label(loss, norm)]
+
+    def state(self) -> GuardState:
+        in_a_row, skipped, without_labels = self._counts.tolist()
+        rows = self.last(len(self._remembered))
+        last = [[value if math.isfinite(value) else None for value in row] for row in rows]
+        return GuardState(in_a_row, skipped, without_labels, last)
+
+    def restore(self, state: GuardState) -> None:
+        self._counts.copy_(torch.tensor([state.in_a_row, state.skipped, state.without_labels]))
+        self._late = DelayedReader(self._counts.device)  # counts of later steps may be under way
+        last = state.last[-len(self._remembered) :]
+        for number, row in enumerate(last):
+            self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])
+        self._steps = len(last)
 
 
 class LocalFinite:

@@ -1,29 +1,60 @@
-"""Find slow ranks by the time of work that waits for nobody, because each step takes the same time on all
-ranks.
+"""Watch the layers of a rank: marks of progress for the hang watch, and times that show slow ranks.
 
-Each rank measures its layers' forward passes in a sample of steps, after FSDP2 has gathered the weights.
-Ranks that share a layer's tensors wait for each other inside the layer, and are named together.
+A mark is a layer that begins, forward or back. Times are of layers' forward passes in a sample of steps,
+after FSDP2 has gathered the weights: work that waits for nobody, because a whole step takes the same time on
+all ranks. Ranks that share a layer's tensors wait for each other inside the layer, and are named together.
 """
 
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from kielo.checkpoint.agreement import Agreement
-from kielo.train.watch.delayed_reader import DelayedReader
+from kielo.ranks.hang_watch import Progress
+from kielo.train.watch.checks import DelayedReader
 
 SAMPLE_EVERY_STEPS = 5
 SAMPLES = 8  # so that a rank is named within 50 steps
 LEAST_EXCESS = 0.1
 _MOST_CALLS = 256  # of layers in a sample: an event costs the host some microseconds
+
+
+@contextmanager
+def marked_layers(model: nn.Module, device: torch.device, progress: Progress) -> Iterator[None]:
+    """Mark `progress` at each layer that begins, and at each layer whose input has its gradient.
+
+    The host of a GPU is far ahead of the device, so there a mark counts when the device has passed its event.
+    """
+
+    def mark(*_: Any) -> None:
+        if device.type != "cuda":
+            progress.mark()
+        elif progress.takes_events:
+            event = torch.cuda.Event()
+            event.record()
+            progress.mark_after(event.query)
+
+    def begin(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        mark()
+        if torch.is_grad_enabled() and inputs[0].requires_grad:
+            inputs[0].register_hook(mark)
+
+    parts = getattr(model, "parts", [model])
+    hooks = [layer.register_forward_pre_hook(begin) for part in parts for layer in part.layers.values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class LayerTimes:

@@ -25,9 +25,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Spikes as SpikeSettings
 from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.resolved import Resolved
-from kielo.train.watch.checks import Answer, TakenStep
-from kielo.train.watch.delayed_reader import DelayedReader
-from kielo.train.watch.guard import has_no_label
+from kielo.train.watch.checks import Answer, DelayedReader, TakenStep, has_no_label
 
 LEAST_LOSS_RISE = 0.02  # of the usual loss: a run that knows its text by heart has almost no noise
 LEAST_NORM_RISE = math.log(2)
@@ -39,10 +37,7 @@ NAMED_DOCUMENTS = 5  # of each source
 
 @dataclass
 class Episode:
-    """Steps from the first step that stood out, with the usual values before it.
-
-    `high_steps` stood out, `loss_steps` by their loss. The last `not_finite` steps are bad.
-    """
+    """Steps from the first step that stood out, with the usual values before it."""
 
     first_step: int
     last_step: int
@@ -51,10 +46,10 @@ class Episode:
     worst_step: int
     worst_loss: float
     worst_norm: float
-    high_steps: int = 0
-    loss_steps: int = 0
+    high_steps: int = 0  # that stood out
+    loss_steps: int = 0  # that stood out by their loss
     calm_steps: int = 0
-    not_finite: int = 0
+    not_finite: int = 0  # of the last steps
 
 
 @dataclass(frozen=True)
@@ -101,16 +96,12 @@ class Spikes:
 
     def plain_state(self) -> dict[str, object]:
         """Return the state for a checkpoint. Waits for the device."""
-        episode = None if self.episode is None else asdict(self.episode)
-        waiting = [
-            [*of, *row]
-            for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()], strict=False)
-        ]
+        rows = [*self._resumed, *self._late.unread()]
         state = {
             "phase": self._phase_of_past,
             "past": list(self._past),
-            "episode": episode,
-            "waiting": waiting,
+            "episode": None if self.episode is None else asdict(self.episode),
+            "waiting": [[*of, *row] for of, row in zip(self._waiting, rows, strict=False)],
         }
         return _each(state, lambda v: "inf" if isinstance(v, float) and not math.isfinite(v) else v)
 
@@ -216,17 +207,16 @@ class SpikeWatch:
     """The answer to spikes: report a spike that passed, go back for a harmful spike, or stop the run.
 
     A run stops after going back `max_tries` times for spikes that follow on each other. PaLM (Chowdhery et
-    al. 2022, section 5.1) and LLM-jp went back by hand in this way. `harmful` is the spike to go back for,
-    until the run went. `go_back_before` is `ReplicaCheck`'s. `went_back` returns the earlier spikes.
+    al. 2022, section 5.1) and LLM-jp went back by hand in this way.
     """
 
     spikes: Spikes
     resolved: Resolved
-    go_back_before: Callable[[int], bool]
-    went_back: Callable[[], Sequence[WentBack]]
+    go_back_before: Callable[[int], bool]  # `ReplicaCheck`'s
+    went_back: Callable[[], Sequence[WentBack]]  # earlier spikes
     write: Callable[[Row], None]
     alert: Callable[[int, str], None]
-    harmful: Episode | None = None
+    harmful: Episode | None = None  # to go back for, until the run went
 
     @property
     def _settings(self) -> SpikeSettings:
@@ -308,15 +298,9 @@ class SpikeWatch:
         """Return e.g. "books (a.txt:3, a.txt:9 and 12 more) and web (b.txt:1)"."""
         identity, placement = self.resolved.identity, self.resolved.placement
         try:
-            rows = documents_of_step(
-                Path(placement.tokens_folder),
-                identity.seed,
-                identity.phases[identity.phase_index(step)],
-                identity.longest_sequence_length,
-                placement.end_of_text_id,
-                step,
-                lambda ids: "",
-            )
+            folder, end = Path(placement.tokens_folder), placement.end_of_text_id
+            phase, longest = identity.phases[identity.phase_index(step)], identity.longest_sequence_length
+            rows = documents_of_step(folder, identity.seed, phase, longest, end, step, lambda ids: "")
         except (KieloError, OSError) as error:  # a message must not end the run
             return f"documents that could not be read ({error})"
         by_source: dict[str, list[str]] = {}

@@ -5,15 +5,13 @@ the preflight, because the ranks are out of step after it.
 """
 
 import logging
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.attempt_files import now
 from kielo.artifact.durable import DurableFile
 from kielo.artifact.own_text import refuse_other_json
 from kielo.artifact.stage_json import write_json
@@ -27,37 +25,21 @@ from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved, filled
-from kielo.verify.preflight import (
-    binding,
-    clock,
-    collectives,
-    device,
-    files,
-    network,
-    same_software,
-    training,
-)
+from kielo.verify.preflight import collectives, device, files, hosts, training
 from kielo.verify.preflight.job import Check, Finding, Job
-from kielo.verify.preflight.network import ask_nccl_for_a_log
 
-# The table of checks, in their order: what explains later findings comes first.
-
-
-CHECKS = tuple(
-    Check(name, module.measure, module.judge, module.summarise)
-    for name, module in (
-        ("software", same_software),
-        ("clock", clock),
-        ("binding", binding),
-        ("device", device),
-        ("collectives", collectives),
-        ("network", network),  # NCCL has named its network by now
-        ("files", files),
-        ("training", training),
-    )
+# In their order: what explains later findings comes first.
+CHECKS = (
+    Check("software", hosts.measure_software, hosts.judge_software, hosts.summarise_software),
+    Check("clock", hosts.measure_clock, hosts.judge_clock, hosts.summarise_clock),
+    Check("binding", hosts.measure_binding, hosts.judge_binding, hosts.summarise_binding),
+    Check("device", device.measure, device.judge, device.summarise),
+    Check("collectives", collectives.measure, collectives.judge, collectives.summarise),
+    # NCCL has named its network by now
+    Check("network", hosts.measure_network, hosts.judge_network, hosts.summarise_network),
+    Check("files", files.measure, files.judge, files.summarise),
+    Check("training", training.measure, training.judge, training.summarise),
 )
-
-
 # Seconds that a rank waits for other ranks in a check, and for their findings. Checks take seconds.
 _LIMIT_SECONDS, _HOST_LIMIT_SECONDS = 120.0, 300.0
 
@@ -72,7 +54,7 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
     # Each rank would warn that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     placement = resolved.placement
-    with _nccl_log(placement.device) as nccl_log:
+    with hosts.nccl_log(placement.device) as nccl_log:
         try:
             world = start_world(filled(placement.train.start_timeout_seconds), placement.device)
             mesh = build_mesh(world, placement.layout)
@@ -107,7 +89,13 @@ def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
         since = time.monotonic()
         found = _measured(check, job)
         is_in_step = job.host.distribute(found, partial(_settle, check, job, reports, complaints, since))
-    return job.host.on_first(lambda: _write(job, reports, complaints, time.monotonic() - started))
+
+    def write() -> bool:
+        found = verdict(job, reports, complaints, time.monotonic() - started)
+        _write_files(job.run_folder, found)
+        return found.passed
+
+    return job.host.on_first(write)
 
 
 def _measured(check: Check, job: Job) -> tuple[Any, str]:
@@ -167,7 +155,7 @@ def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], s
         checks=reports,
         ranks=job.world.size,
         seconds=round(seconds, 3),
-        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished_at=now(),
     )
 
 
@@ -185,15 +173,9 @@ def _refuse_missing(error: NoCommunicator, run_folder: Path, ranks: int) -> None
         checks=[],
         ranks=ranks,
         seconds=0.0,
-        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished_at=now(),
     )
     _write_files(run_folder, found)
-
-
-def _write(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> bool:
-    found = verdict(job, reports, complaints, seconds)
-    _write_files(job.run_folder, found)
-    return found.passed
 
 
 def _write_files(run_folder: Path, found: Preflight) -> None:
@@ -213,17 +195,3 @@ def _withdraw(run_folder: Path) -> None:
         )
     bad_nodes.unlink(missing_ok=True)
     report.unlink(missing_ok=True)
-
-
-@contextmanager
-def _nccl_log(device: str) -> Iterator[Path | None]:
-    """Yield the file that NCCL will log to, and remove it if Kielo asked for it. None on CPUs."""
-    if device == "cpu":
-        yield None
-        return
-    is_own, path = "NCCL_DEBUG_FILE" not in os.environ, ask_nccl_for_a_log()
-    try:
-        yield path
-    finally:
-        if is_own:
-            path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ are their sums. They repeat after a prime number of elements, so that data in th
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kielo.parallel.mesh import Mesh
+from kielo.ranks.hang_watch import some
 from kielo.recipe.cards import Cluster
 from kielo.verify.preflight.job import Finding, Job, spread
 
@@ -35,6 +36,7 @@ SLOWEST_OF_GROUPS = 0.5  # of the median of the groups of one axis; a proposal
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _SHOWN = 3  # wrong results of a rank
+_NAMED_RANKS = 8  # of a group
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,33 @@ class Group:
 
 @dataclass(frozen=True)
 class Exchange:
-    run: Callable[[], Tensor]
+    """A collective that fills a new tensor, and the values that the tensor must have then."""
+
+    call: Callable[[Tensor], object]
     expected: Tensor
+
+    def run(self) -> Tensor:
+        result = torch.empty_like(self.expected)
+        self.call(result)
+        return result
 
 
 def groups_of(mesh: Mesh, rank: int) -> list[Group]:
     """Return this rank's groups of two ranks and more, each once. An axis's name wins over "all ranks"."""
     found: dict[str, Group] = {}
-    for name, process_group in _named(mesh):
+    of_axes = ((mesh.ranks, ""), (mesh.parameters, " of weights"))
+    named = [
+        (axis + suffix, ranks[axis].get_group())
+        for ranks, suffix in of_axes
+        for axis in ranks.mesh_dim_names or ()
+    ]
+    for name, process_group in (*named, (ALL_RANKS, dist.group.WORLD)):
+        if process_group is None:
+            continue
         ranks = tuple(dist.get_process_group_ranks(process_group))
         if len(ranks) > 1 and process_group.group_name not in found:
             found[process_group.group_name] = Group(name, process_group, ranks.index(rank), ranks)
     return list(found.values())
-
-
-def _named(mesh: Mesh) -> Iterator[tuple[str, dist.ProcessGroup]]:
-    for ranks, suffix in ((mesh.ranks, ""), (mesh.parameters, " of weights")):
-        for axis in ranks.mesh_dim_names or ():
-            yield axis + suffix, ranks[axis].get_group()
-    if dist.group.WORLD is not None:
-        yield ALL_RANKS, dist.group.WORLD
 
 
 def values(rank: int, size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
@@ -100,50 +109,30 @@ def _repeated(period: Tensor, start: int, count: int) -> Tensor:
 
 def all_reduce(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
     buffer = values(group.rank, group.size, dtype, 0, elements, device)
-
-    def run() -> Tensor:
-        result = buffer.clone()
-        dist.all_reduce(result, group=group.process_group)
-        return result
-
-    return Exchange(run, sums(group.size, dtype, 0, elements, device))
+    expected = sums(group.size, dtype, 0, elements, device)
+    return Exchange(lambda result: dist.all_reduce(result.copy_(buffer), group=group.process_group), expected)
 
 
 def reduce_scatter(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
     buffer, part = values(group.rank, group.size, dtype, 0, elements, device), elements // group.size
-
-    def run() -> Tensor:
-        result = buffer.new_empty(part)
-        _reduce_scatter(result, buffer, group=group.process_group)
-        return result
-
-    return Exchange(run, sums(group.size, dtype, group.rank * part, part, device))
+    expected = sums(group.size, dtype, group.rank * part, part, device)
+    return Exchange(lambda result: _reduce_scatter(result, buffer, group=group.process_group), expected)
 
 
 def all_gather(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
     part = elements // group.size
-    buffer = values(group.rank, group.size, dtype, 0, part, device)
-
-    def run() -> Tensor:
-        result = buffer.new_empty(elements)
-        _all_gather(result, buffer, group=group.process_group)
-        return result
-
-    expected = [values(rank, group.size, dtype, 0, part, device) for rank in range(group.size)]
-    return Exchange(run, torch.cat(expected))
+    parts = [values(rank, group.size, dtype, 0, part, device) for rank in range(group.size)]
+    buffer, expected = parts[group.rank], torch.cat(parts)
+    return Exchange(lambda result: _all_gather(result, buffer, group=group.process_group), expected)
 
 
 def all_to_all(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
     buffer, part = values(group.rank, group.size, dtype, 0, elements, device), elements // group.size
-
-    def run() -> Tensor:
-        result = torch.empty_like(buffer)
-        dist.all_to_all_single(result, buffer, group=group.process_group)
-        return result
-
-    start = group.rank * part
-    expected = [values(rank, group.size, dtype, start, part, device) for rank in range(group.size)]
-    return Exchange(run, torch.cat(expected))
+    parts = [values(rank, group.size, dtype, group.rank * part, part, device) for rank in range(group.size)]
+    expected = torch.cat(parts)
+    return Exchange(
+        lambda result: dist.all_to_all_single(result, buffer, group=group.process_group), expected
+    )
 
 
 def message(group: Group, dtype: torch.dtype, elements: int, device: torch.device, step: int) -> Exchange:
@@ -151,17 +140,15 @@ def message(group: Group, dtype: torch.dtype, elements: int, device: torch.devic
     buffer = values(group.rank, group.size, dtype, 0, elements, device)
     target, source = (group.rank + step) % group.size, (group.rank - step) % group.size
 
-    def run() -> Tensor:
-        result = torch.empty_like(buffer)
-        calls = [
+    def exchange(result: Tensor) -> None:
+        both = [
             dist.P2POp(dist.isend, buffer, group=group.process_group, group_peer=target),
             dist.P2POp(dist.irecv, result, group=group.process_group, group_peer=source),
         ]
-        for call in dist.batch_isend_irecv(calls):
-            call.wait()
-        return result
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
 
-    return Exchange(run, values(source, group.size, dtype, 0, elements, device))
+    return Exchange(exchange, values(source, group.size, dtype, 0, elements, device))
 
 
 @dataclass(frozen=True)
@@ -210,7 +197,8 @@ def measure(job: Job) -> Measured:
                     exchange = COLLECTIVES[name].prepare(group, dtype, elements, job.world.device)
                     message = difference(exchange.run(), exchange.expected)
                     if message:
-                        wrong.append(f"{name} of {_dtype_name(dtype)} over {_described(group)}: {message}")
+                        over = f"{group.axis} (ranks {some(group.ranks, _NAMED_RANKS)})"
+                        wrong.append(f"{name} of {str(dtype).removeprefix('torch.')} over {over}: {message}")
             sent = COLLECTIVES[name].sent_share(group.size) * elements * dtype.itemsize
             rates.setdefault(group.axis, {})[name] = _rate(exchange, sent, job)
     return {
@@ -271,10 +259,9 @@ def slow_groups(found: Sequence[Measured], job: Job) -> list[Finding]:
                 reason = f"the median of the {len(groups)} groups of this axis is {median:.3g}"
             else:
                 continue
+            over = f"{axis} (ranks {some(ranks, _NAMED_RANKS)})"
             findings += [
-                Finding(
-                    rank, f"all-reduce over {axis} (ranks {_listed(ranks)}): {rate:.3g} GB/s, and {reason}"
-                )
+                Finding(rank, f"all-reduce over {over}: {rate:.3g} GB/s, and {reason}")
                 for rank in ranks
                 if rank == min(other for other in ranks if job.nodes[other] == job.nodes[rank])
             ]
@@ -293,31 +280,18 @@ def network_share(cluster: Cluster, group_size: int, nodes: int) -> float | None
 
 
 def summarise(found: Sequence[Measured], job: Job) -> str:
-    wrong = sum(bool(one["wrong"]) for one in found)
     rates: dict[str, list[float]] = {}
     for one in found:
         for axis, of_axis in one["gb_per_second"].items():
             rates.setdefault(axis, []).append(of_axis["all-reduce"])
-    values_said = f"wrong values on {wrong} of {len(found)} ranks" if wrong else "every value right"
     if not rates:
         return "one rank, which sends nothing"
-    return f"{values_said}; all-reduce " + ", ".join(
-        f"{axis} {spread(of, 'GB/s')}" for axis, of in rates.items()
-    )
+    wrong = sum(bool(one["wrong"]) for one in found)
+    said = f"wrong values on {wrong} of {len(found)} ranks" if wrong else "every value right"
+    of_axes = ", ".join(f"{axis} {spread(of, 'GB/s')}" for axis, of in rates.items())
+    return f"{said}; all-reduce {of_axes}"
 
 
 def num_elements(size: int, dtype: torch.dtype, ranks: int) -> int:
     """Return the elements that `size` bytes hold, rounded up to a multiple of the group's ranks."""
     return -(-(size // dtype.itemsize) // ranks) * ranks
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _described(group: Group) -> str:
-    return f"{group.axis} (ranks {_listed(group.ranks)})"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

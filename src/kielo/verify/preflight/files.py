@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import torch.distributed as dist
 
 from kielo.artifact.durable import make_folder
-from kielo.recipe.errors import sentence
+from kielo.recipe.errors import KieloError, sentence
 from kielo.recipe.optimisers import OPTIMISERS
 from kielo.resolve.resolved import Resolved
 from kielo.verify.preflight.job import FILE_CHUNK_BYTES, Finding, Job, spread
@@ -28,7 +27,7 @@ _FILES_BESIDE_SHARDS = 8
 class Measured(TypedDict, total=False):
     complaint: str
     free_bytes: int
-    free_inodes: int | None
+    free_inodes: int | None  # None: the file system does not count them
     write_gb_per_second: float
     read_gb_per_second: float
 
@@ -51,11 +50,11 @@ def measure(job: Job) -> Measured:
         other = (mine + 1) % len(nodes)
         if not found["complaint"] and not complaints[job.ranks_of_nodes()[nodes[other]][0]]:
             _attempt(found, folder / str(other), lambda path: _read(path, other, job))
-    _wait_for_all(job)
+    job.wait_for_all()
     if job.is_first_of_node:
         with suppress(OSError):
             (folder / str(mine)).unlink()
-    _wait_for_all(job)
+    job.wait_for_all()
     if job.world.rank == 0:
         with suppress(OSError):
             folder.rmdir()
@@ -69,21 +68,11 @@ def _attempt(found: Measured, path: Path, action: Callable[[Path], Measured]) ->
     except OSError as error:
         said = sentence(OSError(error.errno, error.strerror, str(path)))
         found["complaint"] = found["complaint"] or said or ""
-    except _Damaged as error:
+    except KieloError as error:
         found["complaint"] = found["complaint"] or str(error)
 
 
-class _Damaged(Exception):
-    pass
-
-
-def _wait_for_all(job: Job) -> None:
-    if job.world.size > 1:
-        dist.barrier(group=job.host.group)
-
-
 def _room(folder: Path) -> Measured:
-    """Return free bytes and inodes for users. Inodes are None if the file system does not count them."""
     make_folder(folder)
     found = os.statvfs(folder)
     return {
@@ -109,7 +98,7 @@ def _read(path: Path, number: int, job: Job) -> Measured:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a single node reads its own file
         for chunk in range(chunks):
             if file.read(FILE_CHUNK_BYTES) != chunk_of(number, chunk):
-                raise _Damaged(f"{path}: part {chunk} of {chunks} is not what was written")
+                raise KieloError(f"{path}: part {chunk} of {chunks} is not what was written")
     return {"read_gb_per_second": job.sizes.file_bytes / (time.perf_counter() - started) / 1e9}
 
 
@@ -134,15 +123,11 @@ def room_needed(resolved: Resolved) -> tuple[int, int]:
 def judge(found: Sequence[Measured], job: Job) -> list[Finding]:
     findings = [Finding(rank, one["complaint"]) for rank, one in enumerate(found) if one.get("complaint")]
     bytes_needed, files_needed = room_needed(job.resolved)
+    where = f"{job.run_folder}: the run's checkpoints need"
     for rank, one in enumerate(found):
-        where = f"{job.run_folder}: the run's checkpoints need"
-        if "free_bytes" in one and one["free_bytes"] < bytes_needed:
-            findings.append(
-                Finding(
-                    rank,
-                    f"{where} {bytes_needed / 1e9:.3g} GB, and {one['free_bytes'] / 1e9:.3g} GB are free",
-                )
-            )
+        if (free := one.get("free_bytes", bytes_needed)) < bytes_needed:
+            said = f"{where} {bytes_needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+            findings.append(Finding(rank, said))
         if (inodes := one.get("free_inodes")) is not None and inodes < files_needed:
             findings.append(Finding(rank, f"{where} {files_needed:,} files, and {inodes:,} inodes are free"))
     return findings

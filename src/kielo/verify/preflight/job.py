@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.mesh import Mesh
@@ -14,28 +15,20 @@ from kielo.recipe.cards import Accelerator, Cluster, accelerator_of_device
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
 
-# How much each check computes, sends and writes, on GPUs and on CPUs. Constants, not knobs.
-
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the checks on a kind of device.
+    """How much the checks compute, send and write on a kind of device. Constants, not knobs."""
 
-    matrix: rows and columns of the timed product. products, copies: their numbers in a timed round.
-    copy_bytes: bytes copied at once in the device's memory. rounds: timed rounds of products and copies, of
-    which the first warms up. message_bytes: buffers of collectives, from a network's protocol for small
-    messages to its protocol for large messages. The last is timed. timed_collectives: number of timed calls.
-    file_bytes: bytes that each node writes and reads.
-    """
-
-    matrix: int
-    products: int
-    copy_bytes: int
-    copies: int
-    rounds: int
+    matrix: int  # rows and columns of the timed product
+    products: int  # in a timed round
+    copy_bytes: int  # copied at once in the device's memory
+    copies: int  # in a timed round
+    rounds: int  # of products and of copies; the first warms up
+    # Buffers, from a network's protocol for small messages to that for large messages. The last is timed.
     message_bytes: tuple[int, ...]
     timed_collectives: int
-    file_bytes: int
+    file_bytes: int  # that each node writes and reads
 
 
 SIZES = {
@@ -50,21 +43,17 @@ CLOCK_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Job:
-    """The job as one rank sees it.
-
-    host: all ranks over the network of the hosts (gloo), so that reports of a broken device network arrive.
-    nodes: the node of each rank. nccl_log: the file that NCCL logs to; None on CPUs.
-    """
+    """The job as one rank sees it."""
 
     recipe: Recipe
     resolved: Resolved
     cluster: Cluster
     world: World
     mesh: Mesh
-    host: Agreement
-    nodes: tuple[str, ...]
+    host: Agreement  # all ranks over gloo, so that reports of a broken device network arrive
+    nodes: tuple[str, ...]  # of each rank
     run_folder: Path
-    nccl_log: Path | None = None
+    nccl_log: Path | None = None  # None on CPUs
 
     @property
     def sizes(self) -> Sizes:
@@ -81,37 +70,32 @@ class Job:
         """True on the lowest rank of each node, which works for the node."""
         return self.nodes.index(self.nodes[self.world.rank]) == self.world.rank
 
-    @property
-    def num_nodes(self) -> int:
-        return len(set(self.nodes))
-
     def ranks_of_nodes(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)
         return found
 
+    def wait_for_all(self) -> None:
+        if self.world.size > 1:
+            dist.barrier(group=self.host.group)
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a rank, or of the whole job if `rank` is None."""
-
-    rank: int | None
+    rank: int | None  # None: a fault of the whole job
     message: str
     is_refusal: bool = True
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: all ranks measure together, and rank 0 judges the measurements.
-
-    `measure` returns a value for JSON. `judge` takes these values by rank. `summarise` puts them in a line.
-    """
+    """One check: all ranks measure together, and rank 0 judges the measurements by rank."""
 
     name: str
-    measure: Callable[[Job], Any]
+    measure: Callable[[Job], Any]  # returns a value for JSON
     judge: Callable[[Sequence[Any], Job], list[Finding]]
-    summarise: Callable[[Sequence[Any], Job], str]
+    summarise: Callable[[Sequence[Any], Job], str]  # in a line
 
 
 def spread(values: Sequence[float], unit: str) -> str:
