@@ -19,7 +19,7 @@ from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer
-from kielo.tokenizer.pre_tokens import WordPieces
+from kielo.tokenizer.spelling import WordPieces
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
 
 CONTROL = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]

@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from kielo.artifact.durable import refuse_other_text, write_own_text
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

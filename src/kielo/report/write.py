@@ -9,8 +9,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from kielo.artifact.durable import disk_problems_reported
-from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
+from kielo.artifact.durable import (
+    disk_problems_reported,
+    refuse_other_json,
+    refuse_other_text,
+    write_own_text,
+)
 from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_json import write_json
 from kielo.recipe.errors import KieloError
