@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Summary
+from kielo.artifact.stage_counts import RowMap
 from kielo.artifact.stage_json import read_json
-from kielo.artifact.tokenizer_files import RowMap
 from kielo.recipe.read import read_recipe
 from kielo.report.figures import bits_per_byte_bars
 from kielo.report.units import HIDDEN_TOKENS

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.transplant import Transplant

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from kielo.artifact.checkpoint_faults import BlockDigests, CheckpointFile
+from kielo.artifact.checkpoint_folder import BlockDigests, CheckpointFile
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,

@@ -2,8 +2,8 @@
 
 import xxhash
 
-from kielo.artifact import checkpoint_faults
-from kielo.artifact.checkpoint_faults import BlockDigests, first_wrong_block
+from kielo.artifact import checkpoint_folder
+from kielo.artifact.checkpoint_folder import BlockDigests, first_wrong_block
 
 
 def digests(*blocks: bytes) -> list[str]:
@@ -12,8 +12,8 @@ def digests(*blocks: bytes) -> list[str]:
 
 def test_digests_of_blocks(tmp_path, monkeypatch) -> None:
     """However the bytes come; a last block may be shorter, none is empty; the first other one is named."""
-    assert checkpoint_faults.BLOCK_BYTES == 64 * 1024 * 1024  # part of the format of checkpoints
-    monkeypatch.setattr(checkpoint_faults, "BLOCK_BYTES", 4)
+    assert checkpoint_folder.BLOCK_BYTES == 64 * 1024 * 1024  # part of the format of checkpoints
+    monkeypatch.setattr(checkpoint_folder, "BLOCK_BYTES", 4)
     for parts in ((b"abcdefghij",), (b"ab", b"cdef", b"", b"ghij"), (b"abcd", b"efgh", b"ij")):
         found = BlockDigests()
         for part in parts:

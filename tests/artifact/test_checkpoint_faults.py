@@ -2,15 +2,15 @@
 
 import errno
 
-from kielo.artifact import checkpoint_faults
-from kielo.artifact.checkpoint_faults import another_version, fault_of_reading, find_fault
+from kielo.artifact import checkpoint_folder
+from kielo.artifact.checkpoint_folder import another_version, fault_of_reading, find_fault
 from kielo.artifact.checkpoint_index import read_checkpoint_manifest
 from tests.artifact.small_checkpoint import checkpoint
 
 
 def test_faults_of_files(tmp_path, monkeypatch) -> None:
     """Each with its file and place; sizes alone where no checksums are asked for."""
-    monkeypatch.setattr(checkpoint_faults, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(checkpoint_folder, "BLOCK_BYTES", 16)
     folder, name = checkpoint(tmp_path / "step_00000001"), "rank_00000.safetensors"
     files, path = (
         read_checkpoint_manifest(folder).files,

@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 
 from kielo.artifact import checkpoint_inspection
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint, fault_of_reading
+from kielo.artifact.checkpoint_folder import FaultyCheckpoint, fault_of_reading
 from kielo.artifact.checkpoint_inspection import (
     checkpoints_folder,
     describe_checkpoint,

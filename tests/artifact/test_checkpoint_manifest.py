@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_folder import FaultyCheckpoint
 from kielo.artifact.checkpoint_index import read_checkpoint_manifest
 from kielo.artifact.manifest import hash_json
 from tests.artifact.small_checkpoint import checkpoint

@@ -11,10 +11,9 @@ import pytest
 from kielo.artifact.attempt_files import End, append
 from kielo.artifact.checkpoint_index import CheckpointIndex, write_index
 from kielo.artifact.documents import DocumentWriter
-from kielo.artifact.durable import DurableFile, make_folder
+from kielo.artifact.durable import DurableFile, make_folder, write_own_text
 from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import expire, read_manifest, rewrite_counts, write_stage
-from kielo.artifact.own_text import write_own_text
 from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.token_shards import TokenShardWriter, join_token_shards

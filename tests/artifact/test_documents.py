@@ -9,13 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kielo.artifact.documents import (
-    COMPRESSION_LEVEL,
-    DocumentWriter,
-    document_files,
-    read_documents,
-    write_documents,
-)
+from kielo.artifact.documents import COMPRESSION_LEVEL, DocumentWriter, document_files, read_documents
 from kielo.artifact.text_files import (
     READ_BYTES,
     ZSTD_READ_BYTES,
@@ -25,6 +19,7 @@ from kielo.artifact.text_files import (
     split_lines,
 )
 from kielo.recipe.errors import KieloError
+from tests.written_documents import write_documents
 
 
 def _document(number):

@@ -22,11 +22,10 @@ from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.scores import Accuracy, MaskedScores
-from kielo.artifact.stage_counts import PackCounts
+from kielo.artifact.stage_counts import PackCounts, RowMap
 from kielo.artifact.stage_json import JsonFile, read_counts, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
-from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.verify_results import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError

@@ -286,18 +286,6 @@ def test_a_lease_that_is_released_while_it_is_looked_at_is_free(tmp_path, monkey
     assert Lease.take(tmp_path, 10.0).path.name == "lease.00000001.json"
 
 
-def test_a_lease_of_an_earlier_version_keeps_others_out(tmp_path):
-    """It was in RUN/train: a live one refuses, a dead one goes."""
-    (tmp_path / "train").mkdir()
-    dead = dead_holder(tmp_path / "train")
-    assert Lease.take(tmp_path, 3600).path.name == "lease.00000001.json" and not dead.exists()
-    (tmp_path / "lease.00000001.json").unlink()
-    live = Lease.take(tmp_path / "train", 3600)
-    with pytest.raises(KieloError, match="another job works in this folder"):
-        Lease.take(tmp_path, 3600)
-    assert live.path.exists() and leases(tmp_path) == []
-
-
 def test_a_holder_says_who_it_is(tmp_path, monkeypatch):
     """With its Slurm job where it has one."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

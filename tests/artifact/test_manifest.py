@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 from kielo.artifact import manifest
+from kielo.artifact.durable import marked
 from kielo.artifact.manifest import (
     check_sizes,
     differences,
@@ -27,7 +28,6 @@ from kielo.artifact.manifest import (
     rewrite_counts,
     write_stage,
 )
-from kielo.artifact.own_text import marked
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError

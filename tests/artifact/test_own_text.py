@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kielo.artifact.own_text import (
+from kielo.artifact.durable import (
     HASH_COMMENT,
     is_own_text,
     marked,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 
 
 def row_map(rows: list[list[int]], **weights: list[float]) -> RowMap:

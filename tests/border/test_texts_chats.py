@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus.corpus_stage import run_corpus
-from kielo.dataset.encoded_documents import DocumentEncoder
+from kielo.dataset.document_packer import DocumentEncoder
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 from kielo.tokenizer.load import load_tokenizer

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer
 
 from kielo.checkpoint.auto_tokenizer import agreed_files, compare_folder, odd_sample
-from kielo.dataset.packed_documents import SampleDocument
+from kielo.dataset.query import SampleDocument
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import encode, load_tokenizer, write_without_dropout
 

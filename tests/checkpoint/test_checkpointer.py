@@ -18,8 +18,8 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from kielo.artifact import checkpoint_faults
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact import checkpoint_folder
+from kielo.artifact.checkpoint_folder import FaultyCheckpoint
 from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.checkpoint_inspection import (
     check_checkpoint,
@@ -309,7 +309,7 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
 
     Of a flipped bit the message gives the block and its bytes.
     """
-    monkeypatch.setattr(checkpoint_faults, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(checkpoint_folder, "BLOCK_BYTES", 256)
     newest = filled_checkpointer(tmp_path).settle()
     tensors = newest / "rank_00000.safetensors"
     manifest = json.loads((newest / "manifest.json").read_text())
@@ -389,7 +389,7 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*retry"):
-        patch.setattr(checkpoint_faults, "first_wrong_block", io_error)
+        patch.setattr(checkpoint_folder, "first_wrong_block", io_error)
         checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
     assert checkpointer.go_back_to(150) is None and checkpointer.go_back_to(100) == tmp_path / "step_00000100"
@@ -405,9 +405,9 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
     world = start_world(30, "cpu")
     checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        checkpoint_faults.first_wrong_block = io_error
+        checkpoint_folder.first_wrong_block = io_error
     elif is_other_damaged:
-        checkpoint_faults.first_wrong_block = lambda path, expected: 0
+        checkpoint_folder.first_wrong_block = lambda path, expected: 0
     messages = []
     for read in (checkpointer.newest, lambda: checkpointer.restore(folder / "step_00000200", small(0.0))):
         with pytest.raises(FaultyCheckpoint) as refusal:

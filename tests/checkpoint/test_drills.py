@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact import checkpoint_faults
+from kielo.artifact import checkpoint_folder
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.checkpoint_inspection import list_checkpoints, newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -184,7 +184,7 @@ DAMAGES = (_flip, _zero, _cut, _remove, _swap)
 
 def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
     """Every reader names the damaged file of the newest checkpoint, and the older one is used."""
-    monkeypatch.setattr(checkpoint_faults, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checkpoint_folder, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
     names = sorted(path.name for path in (before / "step_00000200").iterdir())

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kielo.artifact.durable import marked
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.artifact.run_format import with_version
 from kielo.checkpoint import export_tensors

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.stage_counts import RowMap
 from kielo.artifact.stage_json import write_json
-from kielo.artifact.tokenizer_files import RowMap
-from kielo.checkpoint import first_weights as module
-from kielo.checkpoint.first_weights import load_first_weights
+from kielo.checkpoint import hugging_face_import as module
+from kielo.checkpoint.hugging_face_import import load_first_weights
 from kielo.recipe.errors import KieloError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.durable import marked
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.own_text import marked
 from kielo.checkpoint import hugging_face_export as module
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions, tokenizer_files

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from kielo.checkpoint import node_memory
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.slow_links import COPIES, LEAST_BYTES, Arrival, SlowLink, SlowLinks, slow_links
+from kielo.checkpoint.node_memory import COPIES, LEAST_BYTES, Arrival, SlowLink, SlowLinks, slow_links
 from kielo.ranks.world import make_host_group, start_world
 from tests.started_ranks import run_ranks
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint import transplant
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.transplant import Transplant

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint import hugging_face_import, transplant
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.tensor_file import ReadBuffers

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint import transplant as module
 from kielo.checkpoint.tensor_file import ReadBuffers
 from kielo.checkpoint.tensor_table import read_table

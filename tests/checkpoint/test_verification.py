@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.checkpoint_faults import Fault
+from kielo.artifact.checkpoint_folder import Fault
 from kielo.checkpoint import agreement, read_checkpoint
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.read_checkpoint import Verification

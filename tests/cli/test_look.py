@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, write_row
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.cli.main import main
 from kielo.cli.tokenizer import tokenizer_folder
 from kielo.recipe.errors import KieloError

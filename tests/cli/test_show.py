@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.cli.main import main
-from kielo.tokenizer.facts import tokenizer_facts
+from kielo.tokenizer.load import tokenizer_facts
 from tests.cli.test_run import write_recipe
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.artifact.manifest import MANIFEST_NAME, read_manifest, write_stage
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.cli.main import STAGES, main
 from kielo.recipe.errors import KieloError
 from kielo.resolve.software import installed

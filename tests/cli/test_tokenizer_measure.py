@@ -6,7 +6,7 @@ import pytest
 
 from kielo.cli.main import main
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer.learn_vocabulary import extend
 from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.train import save, train_on
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kielo.artifact.documents import read_documents, write_documents
+from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import (
@@ -22,13 +22,15 @@ from kielo.dataset.batches import (
     with_dropout_keys,
 )
 from kielo.dataset.heldout_sets import heldout_sets
-from kielo.dataset.pack import is_heldout, pack
+from kielo.dataset.pack import pack
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import decode, load_tokenizer
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_order import plain_key, plain_scramble
+from tests.written_documents import write_documents
 
 LENGTH, PER_STEP = 16, 24  # 24 sequences are shared by 1, 2, 3 and 8 ranks
 

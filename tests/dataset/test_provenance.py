@@ -21,7 +21,7 @@ from kielo.dataset.provenance import (
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
+from kielo.tokenizer.load import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, recipe, write_corpus
 

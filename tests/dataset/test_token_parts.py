@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kielo.artifact.documents import read_documents, write_documents
+from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.token_shards import TokenShard
@@ -20,6 +20,7 @@ from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.killed_packer import killed_once
 from tests.dataset.test_batches import make_documents, recipe
 from tests.ready_tokens import rows_of
+from tests.written_documents import write_documents
 
 NUM_FILES = 4
 
@@ -271,7 +272,7 @@ def test_small_texts_are_packed_in_this_process(run, tmp_path, monkeypatch):
             write_documents(stage.folder / "documents" / "00000.jsonl.zst", [])
             stage.counts.update({} if size is None else {"bytes_kept": size})
         folders = tmp_path / "corpus", run / "tokenizer", tmp_path / f"tokens{number}"
-        token_parts.TokenParts(asked, *folders, {}).make(300, False)
+        token_parts.TokenParts(asked, *folders, {}).make()
     assert given == [(1, "pack", 2), (3, "pack", 2), (1, "pack", 2)]
     rows = [{"id": str(n), "text": "a" * (1 << 19)} for n in range(3)]
     write_documents(tmp_path / "a.jsonl.zst", rows)

@@ -18,7 +18,7 @@ from kielo.evaluate.encoder import Encoder, by_length, fill_heldout, fill_prompt
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer
-from kielo.tokenizer.pre_tokens import WordPieces
+from kielo.tokenizer.spelling import WordPieces
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
 
 CONTROL = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]

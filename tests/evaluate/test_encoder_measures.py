@@ -11,7 +11,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import MaskedScores
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -38,6 +37,7 @@ from kielo.resolve.resolved import write
 from kielo.stages.results import evaluate
 from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.train import train_tokenizer
+from tests.written_documents import write_documents
 
 SETTINGS = {
     "name": "tiny",

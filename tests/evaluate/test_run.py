@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -26,6 +25,7 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write
 from kielo.stages.results import evaluate
 from kielo.tokenizer.train import train_tokenizer
+from tests.written_documents import write_documents
 
 RECIPE = Recipe.model_validate(
     {

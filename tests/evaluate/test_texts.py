@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.evaluate import texts
 from kielo.evaluate.texts import (
@@ -21,6 +20,7 @@ from kielo.evaluate.texts import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
+from tests.written_documents import write_documents
 
 MIB = 2**20
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from kielo.artifact.documents import read_documents, write_documents
+from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.pack import pack
@@ -23,6 +23,7 @@ from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import ChatTemplate
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer
 from tests.faults.trial import belongings, kielo, refused, went_well, write_workplace
+from tests.written_documents import write_documents
 
 LETTERS = [chr(number) for number in range(33, 127)]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

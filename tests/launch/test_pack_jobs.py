@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.cli.main import main
 from kielo.dataset.pack import pack
@@ -17,6 +16,7 @@ from tests.dataset.test_batches import make_documents
 from tests.launch.stand_in import Site
 from tests.launch.test_ladder import CARD
 from tests.launch.test_pbs import complaints
+from tests.written_documents import write_documents
 
 SITES = {
     "lumi_g": ["--cluster", "lumi_g", "--account", "project_462000000"],

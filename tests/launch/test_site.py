@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.own_text import HASH_COMMENT, marked
+from kielo.artifact.durable import HASH_COMMENT, marked
 from kielo.cli.main import main
 from kielo.launch.bash import assign, quoted
 from kielo.launch.site import plan_site, site_page, site_script

@@ -24,7 +24,7 @@ from kielo.plan.vocabulary_choice import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer.learn_vocabulary import extend
 from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.train import save, train_on
 

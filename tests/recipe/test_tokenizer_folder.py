@@ -19,8 +19,7 @@ from transformers import AutoTokenizer
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.recipe.read import read_recipe
-from kielo.tokenizer.facts import tokenizer_facts
-from kielo.tokenizer.load import encode, load_tokenizer
+from kielo.tokenizer.load import encode, load_tokenizer, tokenizer_facts
 from kielo.tokenizer.stage_inputs import ready_files
 
 TEXT = "Tere, maailm! See on katse 2026."

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from kielo import __version__
-from kielo.artifact.own_text import is_own_text
+from kielo.artifact.durable import is_own_text
 from kielo.artifact.scores import BitsPerByte
 from kielo.models.families import complete
 from kielo.recipe.sections import Model, Recipe

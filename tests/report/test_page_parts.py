@@ -9,7 +9,7 @@ from markupsafe import escape
 
 from kielo.artifact.metrics import HeldOutLoss, PassedOver, PrecisionChange, PrecisionVerdict
 from kielo.artifact.scores import Accuracy, BitsPerByte
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.report import write
 from kielo.report.gather import Gathered, Training, gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words

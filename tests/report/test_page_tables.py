@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kielo.artifact.chronicle import chronicle
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.report import write
 from kielo.report.gather import Gathered, StageRow, gather
 from kielo.report.units import fill_template

@@ -9,15 +9,13 @@ import pytest
 import xxhash
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import hash_file, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer import facts, measure, stage_inputs, train, trial, unigram
+from kielo.tokenizer import measure, stage_inputs, train, trial
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE
 from kielo.tokenizer.control_tokens import control_tokens, read_object, without_control_tokens
-from kielo.tokenizer.extend import extend, learn_merges
-from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
+from kielo.tokenizer.learn_vocabulary import covered_characters, covered_parts, extend, learn_merges
 from kielo.tokenizer.load import (
     decode,
     encode,
@@ -26,11 +24,12 @@ from kielo.tokenizer.load import (
     load_tokenizer,
     role_id,
     special_token,
+    tokenizer_facts,
+    tokenizer_hash,
     vocabulary_size,
 )
 from kielo.tokenizer.make_row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
-from kielo.tokenizer.pre_tokens import word_pieces
-from kielo.tokenizer.spelling import ALPHABET
+from kielo.tokenizer.spelling import ALPHABET, word_pieces
 from kielo.tokenizer.stage_inputs import decoded_documents, is_heldout, place_by_hash
 from kielo.tokenizer.train import (
     TrainingSample,
@@ -39,6 +38,7 @@ from kielo.tokenizer.train import (
     train_tokenizer,
     unfilled_vocabulary,
 )
+from tests.written_documents import write_documents
 
 END = "<|endoftext|>"
 
@@ -153,7 +153,9 @@ def test_tokens_that_are_no_text(tmp_path):
 def test_facts_are_read_from_a_manifest_that_is_true(tmp_path, monkeypatch):
     """If it lists the files as they are, and has the largest id; else the tokenizer is loaded."""
     folder, loads = tmp_path / "t", []
-    monkeypatch.setattr(facts, "load_tokenizer", lambda place: loads.append(place) or load_tokenizer(place))
+    monkeypatch.setattr(
+        "kielo.tokenizer.load.load_tokenizer", lambda place: loads.append(place) or load_tokenizer(place)
+    )
 
     def write(**counts) -> None:
         with write_stage(folder, "tokenizer", 1, {}, {}) as stage:
@@ -618,17 +620,23 @@ def test_an_extended_vocabulary_by_hand(tmp_path):
 def test_characters_that_pieces_are_made_of():
     """The most frequent up to 99.95 % of the text, in their order; a text is cut at others."""
     texts = ["a" * 1000 + "b" * 1000, "c" * 999 + "d"]
-    assert unigram.covered_characters(texts, 9) == [
+    assert covered_characters(texts, 9) == [
         "a",
         "b",
         "c",
     ]  # d is 1 of 3,000, and 2,999 are over 99.95 %
-    assert unigram.covered_characters([*texts, "d"], 9) == ["a", "b", "c", "d"]
-    assert unigram.covered_characters(texts, 2) == ["a", "b"] and unigram.covered_characters([], 3) == []
-    assert unigram.covered_characters(["ba"], 9) == ["a", "b"] and unigram.covered_characters(
-        ["a" * 1999 + "b"], 9
-    ) == ["a"]
-    assert list(unigram.covered_parts(["abxyab", "ab", "x", "xa]y"], set("ab"))) == ["ab", "ab", "ab", "a"]
+    assert covered_characters([*texts, "d"], 9) == ["a", "b", "c", "d"]
+    assert covered_characters(texts, 2) == ["a", "b"] and covered_characters([], 3) == []
+    assert covered_characters(["ba"], 9) == [
+        "a",
+        "b",
+    ] and covered_characters(["a" * 1999 + "b"], 9) == ["a"]
+    assert list(covered_parts(["abxyab", "ab", "x", "xa]y"], set("ab"))) == [
+        "ab",
+        "ab",
+        "ab",
+        "a",
+    ]
 
 
 def test_rows_in_words():

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.extend import extend, learn_merges
+from kielo.tokenizer.learn_vocabulary import extend, learn_merges
 from kielo.tokenizer.load import TextTokenizer, decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 from tests.tokenizer.test_row_map import sentencepiece
+from tests.written_documents import write_documents
 
 OLD = [
     f"The house of {n} rivers and the rivers of the house, said the reader, while others were walking slowly "

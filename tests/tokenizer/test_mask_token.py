@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer.learn_vocabulary import extend
 from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.train import ENCODER_TOKENS, save, train_on
 from tests.tokenizer.test_unigram import texts

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -19,6 +18,7 @@ from kielo.tokenizer.trial import (
     refuse_unknown,
 )
 from tests.tokenizer.test_row_map import NEW, OLD
+from tests.written_documents import write_documents
 
 
 def trained(folder: Path, texts: list[str], normalizer=None) -> Path:

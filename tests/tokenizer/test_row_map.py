@@ -7,16 +7,16 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordLevel
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.stage_counts import RowMap
 from kielo.artifact.stage_json import read_stage_json
-from kielo.artifact.tokenizer_files import RowMap
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
 from kielo.tokenizer.make_row_map import example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.spelling import TokenNames, readable
 from kielo.tokenizer.train import save, train_on, train_tokenizer
+from tests.written_documents import write_documents
 
 OLD = [f"The house of {n} rivers and the rivers of the house, said the reader." for n in range(60)]
 NEW = [f"Maja ja jõgi {n}: öö läheb, jõed ja majad, mitte maja\u0303." for n in range(60)]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -16,6 +15,7 @@ from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer,
 from kielo.tokenizer.measure import f95, measure, parity, renyi_entropy
 from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import save, train_on, train_tokenizer
+from tests.written_documents import write_documents
 
 TEXTS = [
     f"Aasta {year}: jõgi ja mägi on ilusad, öö läheb.\n\nПривет, мир — コーヒーと漢字 {year}!"

@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import Unigram
 
-from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer import unigram
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer import learn_vocabulary
+from kielo.tokenizer.learn_vocabulary import extend
 from kielo.tokenizer.load import decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
-from kielo.tokenizer.pre_tokens import cut_words
-from kielo.tokenizer.spelling import ALPHABET, BYTES
+from kielo.tokenizer.spelling import ALPHABET, BYTES, cut_words
 from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import TrainingSample, save, train_on
+from tests.written_documents import write_documents
 
 LATIN = ["ma", "ja", "jõ", "gi", "koer", "lind", "öö", "vee", "suur", "tee"]
 CYRILLIC = ["ма", "ль", "чик", "до", "мо", "река"]
@@ -146,10 +145,10 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     """A byte that no text has is 10 less likely than the rarest piece; pieces have 16 characters at most, as
     SentencePiece's, and nothing is shown of the learning.
     """
-    asked, trainer = [], unigram.trainers.UnigramTrainer
+    asked, trainer = [], learn_vocabulary.trainers.UnigramTrainer
     named = SimpleNamespace(UnigramTrainer=lambda **keys: asked.append(keys) or trainer(**keys))
-    monkeypatch.setattr(unigram, "trainers", named)
-    made = unigram.unigram_tokenizer(
+    monkeypatch.setattr(learn_vocabulary, "trainers", named)
+    made = learn_vocabulary.unigram_tokenizer(
         ["maja jõgi maja", "koer majas"] * 9, 280, [AddedToken("<e>", special=True)]
     )
     scores = dict(json.loads(made.to_str())["model"]["vocab"])
@@ -161,9 +160,9 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     assert (keys["max_piece_length"], keys["show_progress"], keys["special_tokens"]) == (16, False, [])
     # 23 pieces beside the bytes, and half as many letters, which are bytes too: all but the õ.
     assert keys["vocab_size"] == 23 + len(" aegijkmors")
-    unigram.unigram_tokenizer(["abab", "abc"], 260, [AddedToken("<e>", special=True)])
+    learn_vocabulary.unigram_tokenizer(["abab", "abc"], 260, [AddedToken("<e>", special=True)])
     assert asked[1]["vocab_size"] == 3 + len("a")
-    smallest = unigram.unigram_tokenizer(
+    smallest = learn_vocabulary.unigram_tokenizer(
         ["abab"], 257, [AddedToken("<e>", special=True)]
     )  # nothing is learned
     assert {score for _, score in json.loads(smallest.to_str())["model"]["vocab"]} == {-10}

@@ -9,7 +9,7 @@ import regex
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kielo.tokenizer.load import load_tokenizer
-from kielo.tokenizer.pre_tokens import word_pieces
+from kielo.tokenizer.spelling import word_pieces
 
 TEXTS = {
     "Hindi": "हिन्दी भारत की राजभाषा है और विश्व में करोड़ों लोग इसे बोलते हैं। क्या आप मुझे समझते हैं? क्‍या यह ठीक है।",

@@ -2,30 +2,30 @@
 
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 ALERTS_NAME = "alerts.jsonl"
+UtcTime = Annotated[str, Field(description="Date and time in UTC, ISO 8601, to the second.")]
 
 
 class Alert(JsonObject):
     """A fault that did not stop training."""
 
-    time: str
-    """Date and time in UTC, ISO 8601, to the second."""
+    time: UtcTime
     step: int
     """Optimiser steps since the start of the run."""
     message: str
 
 
 def append_alert(path: Path, step: int, message: str) -> None:
-    """Append an alert of now to the file. OSError if it cannot be written."""
     alert = Alert(time=now(), step=step, message=message)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(alert.content(), ensure_ascii=False) + "\n")
@@ -66,14 +66,9 @@ class Outcome(JsonFile):
 
 
 class Refusal(JsonObject):
-    """Why training did not begin."""
-
-    message: str
-    """The reason and the fix."""
-    blamed_nodes: list[str] = []
-    """Hosts of the ranks that were stuck at the start."""
-    is_usage: bool = False
-    """True if the command has wrong flags or values, so that a repeated attempt fails too."""
+    message: str  # the reason and the fix
+    blamed_nodes: list[str] = []  # hosts of the ranks that were stuck at the start
+    is_usage: bool = False  # the command has wrong flags or values, so that a repeated attempt fails too
 
 
 def note_refusal(refusal: Refusal) -> None:
@@ -96,11 +91,9 @@ def read_refusal(file: Path) -> Refusal | None:
 
 def stopped_before_training(how: str = "") -> Outcome:
     """Return the outcome of an attempt that a signal ended before its first step. how: the ranks' end."""
-    why = f"stopped before training began{how and f' ({how})'}"
-    message = f"{why}; nothing was changed. Fix: the same command starts it"
-    return Outcome(
-        outcome="requeue", step=None, tokens=None, exit_code=EXIT_CODES["requeue"], message=message
-    )
+    why = f"stopped before training began{how and f' ({how})'}; nothing was changed"
+    message, code = f"{why}. Fix: the same command starts it", EXIT_CODES["requeue"]
+    return Outcome(outcome="requeue", step=None, tokens=None, exit_code=code, message=message)
 
 
 ATTEMPTS_NAME = "attempts.jsonl"
@@ -120,8 +113,7 @@ class Change(JsonObject):
 class Beginning(JsonObject):
     """The beginning of an attempt. It has the last signs of the attempt before, perhaps without `End`."""
 
-    began_at: str
-    """Date and time in UTC, ISO 8601, to the second."""
+    began_at: UtcTime
     from_step: int
     """Step of the checkpoint that it resumes from; 0: the first weights."""
     ranks: int
@@ -139,12 +131,10 @@ class Beginning(JsonObject):
 class End(JsonObject):
     """The end of the attempt that began before it."""
 
-    ended_at: str
-    """Date and time in UTC, ISO 8601, to the second."""
+    ended_at: UtcTime
     outcome: str
     """finished, requeue, hung or failed, as in outcome.json."""
     step: int | None
-    """Its last step."""
     message: str
     """The reason, and how to resume."""
 
@@ -152,10 +142,11 @@ class End(JsonObject):
 def append(folder: Path, line: Beginning | End) -> None:
     """Append a line to the file in the train folder, and bring it to the disk. OSError."""
     text = json.dumps(line.content(), ensure_ascii=False) + "\n"
-    with open(folder / ATTEMPTS_NAME, "a", encoding="utf-8") as file:
-        if file.tell() and not _ends_whole(folder / ATTEMPTS_NAME):
-            text = "\n" + text
-        file.write(text)
+    with open(folder / ATTEMPTS_NAME, "a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read() == b"\n" else "\n" + text  # after half a line of a killed attempt
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -163,10 +154,8 @@ def append(folder: Path, line: Beginning | End) -> None:
 def read_attempts(folder: Path) -> list[Beginning | End]:
     found: list[Beginning | End] = []
     for content in read_lines(folder / ATTEMPTS_NAME):
-        try:
+        with suppress(ValidationError):  # a person's line
             found.append((Beginning if "began_at" in content else End).model_validate(content))
-        except ValidationError:  # a person's line
-            continue
     return found
 
 
@@ -178,21 +167,10 @@ def read_lines(path: Path) -> list[JsonTable]:
         return []
     found = []
     for line in lines:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict):
-            found.append(content)
-    return found
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [content for content in found if isinstance(content, dict)]
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _ends_whole(path: Path) -> bool:
-    """Return False if the file ends in half a line of a killed attempt."""
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

@@ -13,18 +13,21 @@ from typing import BinaryIO
 
 from pydantic import ConfigDict
 
-from kielo.artifact.checkpoint_faults import (
+from kielo.artifact.checkpoint_folder import (
+    INDEX_NAME,
+    VERSION,
     BlockDigests,
     CheckpointFile,
     Fault,
     FaultyCheckpoint,
+    Files,
     another_version,
     fault_of_reading,
     index_text,
     read_entries,
     read_head,
+    step_of,
 )
-from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, step_of
 from kielo.artifact.json_object import JsonObject, JsonTable, checked
 from kielo.artifact.manifest import MANIFEST_NAME, Manifest, hash_json, write_text_atomically
 from kielo.artifact.run_format import migrated_identity
@@ -58,16 +61,11 @@ class SourceCheckpoint(JsonObject):
 
 
 class PlainState(JsonObject):
-    """The JSON state of a checkpoint, beside its tensors. Keys with defaults are missing in some versions.
-
-    The training's own parts read their states (`train/state.py`).
-    """
+    """The JSON state beside the tensors (`train/state.py`). Some versions lack keys with defaults."""
 
     step: int | None = None
-    tokens: int | None = None
-    """Tokens since step 1."""
-    samples: int | None = None
-    """Sequences since step 1."""
+    tokens: int | None = None  # since step 1
+    samples: int | None = None  # sequences since step 1
     skipped_steps: list[list[int]] = []
     precisions: list[list[int | str]] = []
     refused_changes: list[int] = []
@@ -75,36 +73,27 @@ class PlainState(JsonObject):
     trouble: JsonTable | None = None
     spikes: list[JsonTable] = []
     trained: list[list[int | list[str]]] = []
-    loss: float | None = None
-    """Loss of the step; null: the step was skipped, or no label counted."""
+    loss: float | None = None  # of the step; null: the step was skipped, or no label counted
     optimiser_updates: int | None = None
     guard: JsonTable | None = None
     spike_watch: JsonTable | None = None
-    identity: JsonTable = {}
-    """With the format's version (`run_format.py`)."""
-    source_tensors: dict[str, str] = {}
-    """Name → dtype of the tensors that gave the run's first weights."""
-    source_settings: JsonTable | None = None
-    """Settings of generation of those weights (`checkpoint/source_settings.py`)."""
+    identity: JsonTable = {}  # with the format's version (`run_format.py`)
+    source_tensors: dict[str, str] = {}  # name → dtype of the tensors that gave the run's first weights
+    source_settings: JsonTable | None = None  # of generation, of those weights (`source_settings.py`)
     tokenizer_hash: str | None = None
-    averaged_from: list[SourceCheckpoint] = []
-    """Early checkpoints first."""
+    averaged_from: list[SourceCheckpoint] = []  # early checkpoints first
 
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The tensors and the plain state of a save.
+    """The tensors and the plain state of a save."""
 
-    save_id: the id that all files of the save have. aliases: a tied tensor's name → the name under which it
-    is stored. unread: names of tensors in the file that were not asked for.
-    """
-
-    save_id: str
+    save_id: str  # which all files of the save have
     step: int
     tensors: dict[str, TensorEntry]
-    aliases: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)  # a tied tensor's name → the stored tensor's
     plain: PlainState = field(default_factory=PlainState)
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # names of tensors in the file that were not asked for
 
     def names(self) -> list[str]:
         return [*self.tensors, *self.unread, *self.aliases]
@@ -152,12 +141,10 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
 
 
 def read_state(folder: Path) -> PlainState:
-    """Read the JSON state of the checkpoint `folder`. Raise as `read_index` does."""
     return read_index(folder, names=()).plain
 
 
 def read_plain(folder: Path) -> JsonTable:
-    """Read the JSON state of the checkpoint `folder` as it is stored. Raise as `read_index` does."""
     return read_state(folder).content()
 
 
@@ -190,10 +177,8 @@ def _parsed(path: Path, file: BinaryIO, names: Collection[str] | None) -> Checkp
         plain = plain | {"identity": migrated_identity(plain["identity"], path)}
     held = stored["tensors"] if "tensors" in stored else stored["lines"]
     wanted = set(held) if names is None else {aliases.get(name, name) for name in names}
-    if "tensors" in stored:
-        entries = {name: entry for name, entry in held.items() if name in wanted}
-    else:
-        entries = read_entries(file, held, wanted)
+    in_head = {name: entry for name, entry in stored.get("tensors", {}).items() if name in wanted}
+    entries = in_head if "tensors" in stored else read_entries(file, held, wanted)
     tensors = {name: _entry(entry) for name, entry in entries.items()}
     unread = tuple(name for name in held if name not in tensors)
     state = checked(path, PlainState, plain, inside="plain.")
@@ -224,11 +209,7 @@ class CheckpointManifest(Manifest):
 
 
 def write_checkpoint_manifest(
-    folder: Path,
-    index: CheckpointIndex,
-    files: Mapping[str, CheckpointFile],
-    tensor_bytes: int,
-    wall_seconds: float,
+    folder: Path, index: CheckpointIndex, files: Files, tensor_bytes: int, wall_seconds: float
 ) -> None:
     """Write `manifest.json`, which makes the folder a checkpoint, when all `files` are on the disk."""
     saved = CheckpointCounts(step=index.step, tensor_bytes=tensor_bytes, save_id=index.save_id)
@@ -239,11 +220,7 @@ def write_checkpoint_manifest(
 
 
 def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
-    """Read the manifest of a checkpoint. Raises FaultyCheckpoint if it is missing or differs from what was
-    written.
-
-    Its step must be the folder name's, or a whole checkpoint could be taken for another.
-    """
+    """Read the manifest of a checkpoint. FaultyCheckpoint if it is missing, altered or of another step."""
     folder = Path(folder)
     try:
         text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
@@ -252,8 +229,7 @@ def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
         raise FaultyCheckpoint(folder, fault) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FaultyCheckpoint(folder, fault_of_reading(MANIFEST_NAME, error)) from error
-    manifest = _manifest_or_fault(text)
-    if isinstance(manifest, Fault):
+    if isinstance(manifest := _manifest_or_fault(text), Fault):
         raise FaultyCheckpoint(folder, manifest)
     saved = manifest.saved.step
     if step_of(folder.resolve()) not in (None, saved):
@@ -267,11 +243,7 @@ def listed_files(folder: Path) -> Mapping[str, CheckpointFile]:
 
 
 def _manifest_or_fault(text: str) -> CheckpointManifest | Fault:
-    """Return the manifest in a text, or its fault.
-
-    Another version can store its digest in another way. A version that the digest does not cover is a flipped
-    bit.
-    """
+    """Return the manifest, or its fault. Another version, unlike a flipped bit, may have another digest."""
     reason = "differs from what was written (its own checksum differs), so no file beside it can be checked"
     altered = Fault("damaged", f"{MANIFEST_NAME} {reason}")
     try:

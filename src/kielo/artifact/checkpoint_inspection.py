@@ -8,8 +8,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
-from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_folder import (
+    INDEX_NAME,
+    CheckpointFile,
+    Fault,
+    FaultyCheckpoint,
+    find_fault,
+    step_folders,
+    step_of,
+)
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     PlainState,
@@ -47,10 +54,9 @@ def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint in `folder`, and a warning for each newer damaged checkpoint.
+    """Return the newest complete checkpoint, and a warning for each newer damaged checkpoint.
 
-    Raises FaultyCheckpoint for a newer checkpoint that is unreadable or of another version: it can be
-    complete.
+    FaultyCheckpoint for a newer checkpoint that is unreadable or of another version: it can be complete.
     """
     warnings: list[str] = []
     for path in step_folders(folder):
@@ -64,10 +70,7 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
-    """Return the newest complete checkpoint of a run. `warn` is called for each newer damaged checkpoint.
-
-    Raises KieloError if there is none, and the errors of `newest_complete`.
-    """
+    """Return the newest complete checkpoint of a run, or raise KieloError. warn: called for damaged ones."""
     folder = Path(run_folder) / "train" / "checkpoints"
     path, warnings = newest_complete(folder)
     if warn is not None:
@@ -80,8 +83,7 @@ def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = N
 
 
 def _row(path: Path, checksums: bool) -> JsonTable:
-    fault = check_checkpoint(path, checksums)
-    written_at, state = None, PlainState()
+    fault, written_at, state = check_checkpoint(path, checksums), None, PlainState()
     with suppress(KieloError):
         written_at = read_checkpoint_manifest(path).written_at
         state = read_state(path)
@@ -117,8 +119,7 @@ def find_checkpoints(path: Path) -> list[Path]:
     """Return the checkpoint at `path`, or all of the run there, newest first. KieloError for neither."""
     if _is_checkpoint(path):
         return [path.parent.resolve() / path.resolve().name if path.is_symlink() else path]
-    folder = checkpoints_folder(path)
-    if folder is None:
+    if (folder := checkpoints_folder(path)) is None:
         raise KieloError(
             f"{path}: neither a checkpoint nor a run folder with checkpoints. Fix: a folder such as "
             "runs/demo_estonian or runs/demo_estonian/train/checkpoints/newest"
@@ -164,10 +165,8 @@ def state_after_verification(faults: list[Fault]) -> str:
 
 
 def describe_checkpoint(path: Path) -> JsonTable:
-    index = read_index(path)
-    state = index.plain
-    manifest = read_checkpoint_manifest(path)
-    files = manifest.files
+    index, manifest = read_index(path), read_checkpoint_manifest(path)
+    state, files = index.plain, manifest.files
     # Only the index is read completely; of other files sizes and save ids.
     fault = find_fault(path, [INDEX_NAME], files) or check_checkpoint(path, checksums=False)
     return {
@@ -189,7 +188,6 @@ def describe_checkpoint(path: Path) -> JsonTable:
 
 
 def describe_tensors(path: Path) -> list[JsonTable]:
-    """Return a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
     index = read_index(path)
     return [
         {
@@ -219,13 +217,8 @@ def _parts(index: CheckpointIndex) -> list[JsonTable]:
             "dtype": dtype,
             "tensors": len(entries),
             "elements": (elements := sum(prod(entry.shape) for entry in entries)),
-            "bytes": elements * _bytes_per_element(dtype),
+            # A safetensors dtype (F32, F8_E4M3, I64) names its bits. BOOL takes a byte.
+            "bytes": elements * (int(bits[0]) // 8 if (bits := re.search(r"\d+", dtype)) else 1),
         }
         for (part, dtype), entries in sorted(groups.items())
     ]
-
-
-def _bytes_per_element(dtype: str) -> int:
-    """Return the bytes of a safetensors dtype from its name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
-    bits = re.search(r"\d+", dtype)
-    return int(bits[0]) // 8 if bits else 1

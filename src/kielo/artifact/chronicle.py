@@ -5,24 +5,17 @@ It is made from `attempts.jsonl`, `metrics.jsonl` and `alerts.jsonl`.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from kielo.artifact import metrics
 from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Beginning, End, read_attempts, read_lines
-from kielo.artifact.metrics import (
-    METRICS_NAME,
-    PassedOver,
-    PrecisionChange,
-    PrecisionVerdict,
-    Row,
-    Spike,
-    TrainingStep,
-    split_metrics,
-)
-from kielo.artifact.own_text import write_own_text
+from kielo.artifact.durable import write_own_text
+from kielo.artifact.metrics import Row
 from kielo.recipe.amounts import format_seconds
 
 CHRONICLE_NAME = "chronicle.md"
@@ -31,8 +24,6 @@ _MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the chronicle. Each row has as many cells of text as `header`."""
-
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -67,16 +58,17 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """Return its seconds until it was last seen, or 0 if not known."""
         return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
 
 
 def chronicle(train_folder: Path) -> list[Table]:
-    attempts = attempts_of(train_folder)
-    if not attempts:
+    if not (attempts := attempts_of(train_folder)):
         return []
-    rows = [row for row, _ in split_metrics(train_folder / METRICS_NAME)[0]]
-    alerts = _alerts(train_folder)
+    rows = [row for row, _ in metrics.split_metrics(train_folder / metrics.METRICS_NAME)[0]]
+    alerts = []
+    for content in read_lines(train_folder / ALERTS_NAME):
+        with suppress(ValidationError):
+            alerts.append(Alert.model_validate(content))
     tables = [
         Table("Time", ("", "value"), _time_rows(attempts, rows)),
         Table(
@@ -96,12 +88,8 @@ def chronicle(train_folder: Path) -> list[Table]:
 
 
 def write_chronicle(train_folder: Path, name: str) -> None:
-    """Write `chronicle.md` of the run `name` beside the train folder, if there was an attempt.
-
-    Raises KieloError if a person's file has that name, and OSError.
-    """
-    tables = chronicle(train_folder)
-    if tables:
+    """Write `chronicle.md` beside the train folder, if it has attempts. KieloError for a person's file."""
+    if tables := chronicle(train_folder):
         write_own_text(train_folder.parent / CHRONICLE_NAME, as_markdown(tables, name))
 
 
@@ -116,7 +104,6 @@ def attempts_of(train_folder: Path) -> list[Attempt]:
 
 
 def as_markdown(tables: Sequence[Table], name: str) -> str:
-    """Return the page. Characters of messages that Markdown or HTML would interpret are escaped."""
     parts = [f"# Chronicle of {_plain(name)}\n"]
     for table in tables:
         parts.append(f"## {_plain(table.title)}\n")
@@ -127,29 +114,24 @@ def as_markdown(tables: Sequence[Table], name: str) -> str:
 
 
 def effective_seconds(rows: Sequence[Row]) -> float:
-    """Return the seconds of these rows' steps, each the last row of its step.
-
-    Saves and held-out text, which the log leaves out, and repeated steps are not counted.
-    """
+    """Return the seconds of these rows' steps, each the last of its step, without saves and held-out text."""
     seconds, tokens_before = 0.0, 0
     for row in rows:
         tokens = getattr(row, "tokens", None)
-        if isinstance(row, TrainingStep) and tokens is not None and row.tokens_per_second > 0:
+        if isinstance(row, metrics.TrainingStep) and tokens is not None and row.tokens_per_second > 0:
             seconds += max(0, tokens - tokens_before) / row.tokens_per_second
-        if isinstance(row, TrainingStep | PassedOver) and tokens is not None:
+        if isinstance(row, metrics.TrainingStep | metrics.PassedOver) and tokens is not None:
             tokens_before = tokens
     return seconds
 
 
 def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    in_attempts = sum(attempt.seconds for attempt in attempts)
+    in_attempts, effective = sum(attempt.seconds for attempt in attempts), effective_seconds(rows)
     last = next((attempt.ended_at for attempt in reversed(attempts) if attempt.ended_at), None)
     since = _between(attempts[0].begin.began_at, last) if last else 0.0
-    effective = effective_seconds(rows)
-    lost = sum(attempt.lost_steps for attempt in attempts)
     found: list[tuple[str, ...]] = [
         ("attempts", str(len(attempts))),
-        ("repeated steps", f"{lost:,}"),
+        ("repeated steps", f"{sum(attempt.lost_steps for attempt in attempts):,}"),
         ("kept steps", format_seconds(effective)),
     ]
     if in_attempts:
@@ -170,19 +152,13 @@ def _attempt_row(number: int, attempt: Attempt, alerts: Sequence[Alert]) -> tupl
     return (
         str(number),
         _short(begin.began_at),
-        _ended(attempt),
+        f"{'last seen ' if attempt.end is None and attempt.ended_at else ''}{_short(attempt.ended_at or '')}",
         steps,
         f"{attempt.lost_steps:,}",
         f"{begin.ranks:,}",
         ", ".join(hosts[:_MOST_HOSTS]) + more,
         _cause(attempt, alerts),
     )
-
-
-def _ended(attempt: Attempt) -> str:
-    if attempt.end is not None:
-        return _short(attempt.end.ended_at)
-    return f"last seen {_short(attempt.ended_at)}" if attempt.ended_at else ""
 
 
 def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
@@ -201,8 +177,7 @@ def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
     for number, attempt in enumerate(attempts[1:], start=2):
         for change in attempt.begin.changes:
             rows.append((str(number), change.key, change.before, change.after))
-        before = attempts[number - 2].begin.versions
-        versions = attempt.begin.versions
+        before, versions = attempts[number - 2].begin.versions, attempt.begin.versions
         for package in sorted(before.keys() | versions.keys()):
             old, new = before.get(package, ""), versions.get(package, "")
             if old != new:
@@ -214,29 +189,19 @@ def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for row in rows:
         match row:
-            case Spike():
+            case metrics.Spike():
                 what = f"spike in steps {row.spike_from:,} to {row.spike_to:,}: {row.outcome}"
                 if row.highest_loss is not None and row.usual_loss is not None:
                     what += f" (loss {row.highest_loss:.4g}, usual {row.usual_loss:.4g})"
-            case PassedOver():
+            case metrics.PassedOver():
                 what = f"steps {row.passed_over_from:,} to {row.step:,} skipped: {row.passed_over_for}"
-            case PrecisionVerdict():
+            case metrics.PrecisionVerdict():
                 what = f"change to {row.precision} after step {row.precision_from - 1:,}: {row.outcome}"
-            case PrecisionChange():
+            case metrics.PrecisionChange():
                 what = f"{row.precision} from the next step on"
             case _:
                 continue
         found.append((f"{row.step:,}", what))
-    return found
-
-
-def _alerts(train_folder: Path) -> list[Alert]:
-    found = []
-    for content in read_lines(train_folder / ALERTS_NAME):
-        try:
-            found.append(Alert.model_validate(content))
-        except ValidationError:
-            continue
     return found
 
 

@@ -1,6 +1,6 @@
 """Documents and conversations on disk: JSON lines under zstd, one document a line."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -24,16 +24,11 @@ Turns = list[list[Any]]  # [role, characters] of each message, and {key: value} 
 
 
 class Document(TypedDict):
-    """A document of a corpus. metadata: its place in its file, and a conversation's turns and tools.
-
-    place: its place in the corpus, while other steps of the corpus stage follow.
-    """
-
     id: str
     text: str
     source: str
-    metadata: JsonTable
-    place: NotRequired[Sequence[int]]
+    metadata: JsonTable  # its place in its file, and a conversation's turns and tools
+    place: NotRequired[Sequence[int]]  # in the corpus, while other steps of the corpus stage follow
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
@@ -59,7 +54,6 @@ def messages_of(document: Document) -> list[Message] | None:
 
 
 def carries_loss(message: Message) -> bool:
-    """Return True for an answer that the model learns."""
     return message["role"] == ANSWERS and message.get(WEIGHT, 1) != 0
 
 
@@ -68,8 +62,6 @@ COMPRESSION_LEVEL = 6
 
 
 class DocumentWriter(WrittenAside):
-    """A writer of documents to a file, which is aside until `close`."""
-
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._file = DurableFile(self.path)
@@ -91,16 +83,6 @@ class DocumentWriter(WrittenAside):
         self._file.abandon()
 
 
-def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
-    """Write the documents to a .jsonl.zst file and return their number. An exception leaves nothing."""
-    count = 0
-    with DocumentWriter(path) as writer:
-        for document in documents:
-            writer.add(document)
-            count += 1
-    return count
-
-
 def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
     """Yield the documents of a file, or of a folder's files by name. KieloError with the file and line."""
     for path in document_files(folder_or_file):
@@ -109,7 +91,6 @@ def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
 
 
 def document_files(folder_or_file: Path | str) -> list[Path]:
-    """Return a folder's files of documents in the order of their names, or the file itself."""
     place = Path(folder_or_file)
     if not place.exists():
         raise KieloError(f"{place}: no such file or folder of documents. Fix: run the corpus stage first")
@@ -117,7 +98,6 @@ def document_files(folder_or_file: Path | str) -> list[Path]:
 
 
 def parse_record(path: Path, number: int, line: bytes) -> Any:
-    """Return the JSON object of a line. KieloError with file and line for anything else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:

@@ -3,9 +3,13 @@
 A rename is durable once the folder that holds the name is on the disk, and a file's content once the file
 itself is. `DurableFile` does all of it for one file. For files that another program wrote: `bring_to_disk`
 the file, `name_durably` it, or `bring_tree_to_disk` a whole folder; only then may a manifest vouch for them.
+
+Kielo's own texts in folders where people keep theirs, such as a model card, end with a mark: a comment with a
+checksum of the text above it. Kielo replaces such a text if nobody has changed it, and refuses others.
 """
 
 import errno
+import json
 import logging
 import os
 import re
@@ -16,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import xxhash
 
 from kielo.recipe.errors import KieloError
 
@@ -58,10 +64,7 @@ class WrittenAside(ABC):
 
 
 class DurableFile(WrittenAside):
-    """A new file of bytes: readers find all of it or the file before, after a power cut too.
-
-    Missing folders are made. OSError passes through, and names the file, not the file aside.
-    """
+    """A new file of bytes, or the file before, after a power cut too. OSError names it, not the aside."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -86,11 +89,9 @@ class DurableFile(WrittenAside):
             raise
 
     def abandon(self) -> None:
-        # On a full disk closing fails too.
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._aside.unlink()
+        for leave in (self._file.close, self._aside.unlink):
+            with suppress(OSError):  # on a full disk closing fails too
+                leave()
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -112,9 +113,9 @@ def disk_problems_reported(what: str) -> Iterator[None]:
     """Raise a KieloError that begins with `what` for an error of the disk inside: full, read-only, gone."""
     try:
         yield
-    except (ConnectionError, BlockingIOError):  # a pipe, a socket, or a refused process: not the disk
-        raise
     except OSError as problem:
+        if isinstance(problem, ConnectionError | BlockingIOError):  # a pipe or process, not the disk
+            raise
         why = problem.strerror or str(problem)
         where = f" ({problem.filename})" if problem.filename else ""
         advice = _ADVICE.get(problem.errno or 0, "mend that, and run the same command")
@@ -124,8 +125,7 @@ def disk_problems_reported(what: str) -> Iterator[None]:
 def bring_to_disk(path: Path | str) -> None:
     """Wait until a closed file's content, or a folder's entries, are on the disk. OSError if it fails.
 
-    Some file systems (CIFS, FUSE, some Ceph) have no fsync of folders and answer EINVAL, which is logged
-    once. A file's content must succeed.
+    Some file systems (CIFS, FUSE, some Ceph) cannot do it for folders (EINVAL), which is logged once.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -144,7 +144,6 @@ def bring_to_disk(path: Path | str) -> None:
 
 
 def bring_tree_to_disk(folder: Path | str) -> None:
-    """Bring every file and folder below `folder`, and itself, to the disk. Links are not followed."""
     paths = [Path(folder)]
     for place, folders, files in os.walk(folder):
         paths += [path for name in (*folders, *files) if not (path := Path(place, name)).is_symlink()]
@@ -159,8 +158,57 @@ def name_durably(aside: Path, path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and its missing parents; their names are on the disk too."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
         bring_to_disk(made.parent)
+
+
+HTML_COMMENT, HASH_COMMENT = "<!-- {} -->", "# {}"  # Markdown and SVG; TOML
+_MARK = "written by kielo, which replaces this file while the text above has the xxh3_128 {}"
+_MAX_BYTES = 64 * 2**20  # larger files are not read, and are not Kielo's
+_LAST_LINE = re.compile(rb"[^\n]*" + re.escape(_MARK.format("")).encode() + rb"([0-9a-f]{32})[^\n]*\n")
+
+
+def marked(text: str, comment: str = HTML_COMMENT) -> str:
+    """Return `text`, which ends in a line end, with the line that marks it as Kielo's."""
+    return text + comment.format(_MARK.format(xxhash.xxh3_128_hexdigest(text.encode()))) + "\n"
+
+
+def is_own_text(path: Path | str) -> bool:
+    """Return True if Kielo wrote the file and nobody changed it since. OSError if it cannot be read."""
+    path = Path(path)
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        return False
+    content = path.read_bytes()
+    begin = content.rfind(b"\n", 0, -1) + 1
+    mark = _LAST_LINE.fullmatch(content, begin)
+    return mark is not None and mark[1].decode() == xxhash.xxh3_128_hexdigest(content[:begin])
+
+
+def refuse_other_text(path: Path | str) -> None:
+    path = Path(path)
+    if path.is_symlink() and not path.exists():
+        raise KieloError(f"{path}: a symbolic link that leads nowhere. Fix: remove it; nothing was written")
+    if path.exists() and not (path.is_file() and is_own_text(path)):
+        raise KieloError(
+            f"{path}: exists, and Kielo did not write it or it was changed since. Fix: move it away; "
+            "nothing was written"
+        )
+
+
+def refuse_other_json(path: Path | str, key: str) -> None:
+    path = Path(path)
+    is_own = not os.path.lexists(path)
+    with suppress(OSError, ValueError, TypeError):
+        is_own = is_own or key in json.loads(path.read_text(encoding="utf-8"))
+    if not is_own:
+        raise KieloError(
+            f"{path}: exists, and Kielo did not write it. Fix: move it away; nothing was written"
+        )
+
+
+def write_own_text(path: Path | str, text: str, comment: str = HTML_COMMENT) -> None:
+    refuse_other_text(path)
+    with DurableFile(path) as file:
+        file.write(marked(text, comment).encode())

@@ -11,10 +11,9 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
 from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.scores import MaskedScores, Scores, Summary
-from kielo.artifact.stage_counts import Funnel
+from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.token_sources import TokenFiles
-from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity, Preflight
 from kielo.recipe.schema import DIALECT, json_schema
 from kielo.recipe.sections import Recipe
@@ -22,11 +21,7 @@ from kielo.recipe.sections import Recipe
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its file, its content in a sentence, and its types.
-
-    file: its path in the run's folder, or in the folder of runs/ for a file of a site. types: the types of
-    the file or of its lines.
-    """
+    """A format: its file in the run's folder (of a site in runs/), its content, types of it or its lines."""
 
     file: str
     content: str

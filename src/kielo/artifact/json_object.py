@@ -13,8 +13,7 @@ JsonTable = dict[str, Any]  # an object of which only its reader knows the keys
 class JsonObject(BaseModel):
     """An object in a JSON file: values of exactly the declared types, never changed.
 
-    Unknown keys are kept, because a newer Kielo can write more. Fields with defaults are missing in some
-    versions.
+    Unknown keys of a newer Kielo are kept. Fields with defaults are missing in some versions.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", use_attribute_docstrings=True)
@@ -28,10 +27,7 @@ Kind = TypeVar("Kind", bound=JsonObject)
 
 
 def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", inside: str = "") -> Kind:
-    """Return the file's content as its type, else raise KieloError with the file and the first wrong key.
-
-    inside: the keys that lead to it, with a dot at the end.
-    """
+    """Return content as its type. KieloError with the wrong key. inside: the keys before it, with a dot."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:

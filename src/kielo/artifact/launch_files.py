@@ -11,7 +11,6 @@ class MadeSite(JsonFile):
     FILE_NAME: ClassVar[str] = "site.json"
 
     cluster: str
-    """Name of the cluster's card."""
     image: str
     """Container image in which ranks start; empty: none."""
     venv: str
@@ -21,12 +20,9 @@ class MadeSite(JsonFile):
     python: str
     torch: str
     made_at: str
-    """Time in UTC."""
 
 
 class Forecast(JsonObject):
-    """The planner's forecast of a run."""
-
     layout: str
     tokens_per_second: float
     """Over all ranks, in the phase with most tokens."""
@@ -65,7 +61,6 @@ class Launch(JsonFile):
     """slurm, pbs or grid_engine."""
     job_name: str
     nodes: int
-    """Nodes that train."""
     spares: int
     """Further nodes of a job."""
     devices: int
@@ -84,7 +79,6 @@ class Launch(JsonFile):
     versions: dict[str, str]
     """Versions of Kielo (and its commit, if known), Python, the scheduler's command and the card."""
     created_at: str
-    """Time in UTC."""
 
 
 # The ladder's folder, RUN/launch/ladder_SITE, has a run NODES_nodes/LAYOUT of ten steps for each rung.
@@ -107,7 +101,6 @@ class MeasuredSpeed(JsonObject):
     """The median of a rung's steps, without the first steps."""
 
     steps: int
-    """Steps in the median."""
     step_seconds: float
     tokens_per_second: float
     """Over all ranks."""
@@ -116,8 +109,6 @@ class MeasuredSpeed(JsonObject):
 
 
 class Rung(JsonObject):
-    """A layout on a number of nodes."""
-
     nodes: int
     devices: int
     layout: str
@@ -141,7 +132,6 @@ class ReferenceSpeed(JsonObject):
     software: str
     """The software that trained, and its model's size."""
     source: str
-    """With a date."""
 
 
 class Ladder(JsonFile):
@@ -163,4 +153,3 @@ class Ladder(JsonFile):
     """Empty: the card has none for models of about this size."""
     kielo_version: str
     written_at: str
-    """Time in UTC."""

@@ -74,10 +74,9 @@ class Holder:
 
 @contextmanager
 def held(folder: Path | str) -> Iterator["Lease"]:
-    """Hold the lease of the run folder `folder` inside the block.
+    """Hold the lease of the run folder `folder` inside the block. KieloError if another job has it.
 
-    An inner block of the same folder, in this process or its children, shares the lease: its taker renews and
-    returns it. Raises KieloError with the holder if another job has it.
+    An inner block of the folder, in this process or its children, shares the lease of its taker.
     """
     handed_down = os.environ.get(HANDED_DOWN, "")
     lease = Lease.with_token(folder, handed_down) if handed_down else None
@@ -94,15 +93,12 @@ def held(folder: Path | str) -> Iterator["Lease"]:
 
 @dataclass
 class Lease:
-    """The right to change a run's folder. Any rank of the job can `check` it. Its taker renews it.
-
-    text: the content of its file. lost: the reason why this job no longer holds it.
-    """
+    """The right to change a run's folder. Any rank of the job can `check` it. Its taker renews it."""
 
     path: Path
-    text: str
+    text: str  # of its file
     beat_seconds: float
-    lost: str | None = None
+    lost: str | None = None  # why this job no longer holds it
 
     @property
     def token(self) -> str:
@@ -111,16 +107,14 @@ class Lease:
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
         """Return the newest lease of `folder` if it has this token. Its taker renews and returns it."""
-        folder = Path(folder)
         try:
-            last = max(_numbers(folder), default=0)
-            seen = _read(_lease_path(folder, last))
+            path = _lease_path(Path(folder), max(_numbers(Path(folder)), default=0))
+            seen = _read(path)
         except OSError:
             return None
         holder = seen.holder() if seen else None
-        if seen is None or holder is None or holder.token != token:
-            return None
-        return cls(_lease_path(folder, last), seen.text, BEAT_SECONDS)
+        is_ours = seen is not None and holder is not None and holder.token == token
+        return cls(path, seen.text, BEAT_SECONDS) if seen and is_ours else None
 
     @classmethod
     def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
@@ -132,7 +126,6 @@ class Lease:
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _end_earlier_leases(folder / "train", beat_seconds)
             while True:
                 last = max(_numbers(folder), default=0)
                 dead = _dead_lease(_lease_path(folder, last), beat_seconds) if last else None
@@ -193,10 +186,10 @@ class Lease:
         if taken is None and found is not None and found.text == self.text:
             return
         taker = (taken and taken.holder()) or (found and found.holder())
+        why = f"{taker} works in this folder" if taker else "it was removed or replaced"
         self.lost = (
-            f"{self.path} is no longer this job's: "
-            + (f"{taker} works in this folder" if taker else "it was removed or replaced")
-            + "; this job stops and publishes nothing more. Its last checkpoint is untouched"
+            f"{self.path} is no longer this job's: {why}; this job stops and publishes nothing more. Its "
+            "last checkpoint is untouched"
         )
 
 
@@ -208,21 +201,11 @@ class _Seen:
     modified_ns: int
 
     def holder(self) -> Holder | None:
-        """Return the holder, or None if the file is incomplete."""
         try:
             content = json.loads(self.text)
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
         except (ValueError, KeyError, TypeError):
             return None
-
-
-def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
-    """Refuse a live job's lease in RUN/train, its place in earlier versions; remove leases of dead jobs."""
-    if train_folder.is_dir():
-        for number in sorted(_numbers(train_folder)):
-            path = _lease_path(train_folder, number)
-            _dead_lease(path, beat_seconds)
-            path.unlink(missing_ok=True)
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
@@ -241,10 +224,8 @@ def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
         if again is not None and again != seen and holder is not None:
             raise _refusal(path, holder)
         seen = again
-    whose = seen and (seen.holder() or "an unknown holder")
-    logger.warning(
-        "%s: %s gave no sign of life for %g s; taken over", path, whose, QUIET_BEATS * beat_seconds
-    )
+    whose, seconds = seen and (seen.holder() or "an unknown holder"), QUIET_BEATS * beat_seconds
+    logger.warning("%s: %s gave no sign of life for %g s; taken over", path, whose, seconds)
     return seen
 
 
@@ -286,9 +267,8 @@ def _machine() -> str:
 def _process_state(pid: int) -> tuple[str, int]:
     """Return a process's state letter and start in clock ticks (proc(5), fields 3 and 22), or OSError."""
     # The second field is the program's name in parentheses, which can contain spaces and parentheses.
-    after_name = (
-        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    )
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    after_name = stat.rpartition(")")[2].split()
     return after_name[0], int(after_name[19])
 
 

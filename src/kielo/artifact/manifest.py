@@ -5,12 +5,13 @@ disk, `manifest.json` is written last, and the folder takes its name. So a folde
 A file that no manifest lists is not Kielo's, and a stage never replaces it.
 """
 
+import hashlib
 import json
 import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,9 +22,14 @@ from typing import Any, Self
 import xxhash
 from pydantic import ValidationError
 
-from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_reported, is_aside
+from kielo.artifact.durable import (
+    DurableFile,
+    bring_tree_to_disk,
+    disk_problems_reported,
+    is_aside,
+    is_own_text,
+)
 from kielo.artifact.json_object import JsonObject, JsonTable, first_wrong
-from kielo.artifact.own_text import is_own_text
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
 
@@ -33,30 +39,26 @@ DAMAGED_FILE = "file"  # begins the difference of such a file
 # Larger files are only measured to decide whether a stage is current.
 HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers")
+Hashes = Mapping[str, str]  # input → its hash
+Table = Mapping[str, Any]
+Migrate = Callable[[JsonTable], JsonTable]
 
 
 class FileRecord(JsonObject):
     bytes: int
-    xxh3_128: str | None = None
-    """Checksum in hexadecimal; null: the manifest has another checksum of it, as in checkpoints."""
+    xxh3_128: str | None = None  # in hexadecimal; null: it has another checksum, as in checkpoints
 
 
 class Manifest(JsonObject):
     kind: str
-    version: int
-    """Version of the stage's output."""
-    inputs: dict[str, str]
-    """Input → its hash."""
+    version: int  # of the stage's output
+    inputs: dict[str, str]  # input → its hash
     section: JsonTable
-    counts: JsonTable
-    """The stage's figures; their types are in `stage_counts.py`."""
+    counts: JsonTable  # the stage's figures; their types are in `stage_counts.py`
     wall_seconds: float
-    versions: dict[str, str]
-    """Versions of Python and of the packages that decide an output."""
-    files: Mapping[str, FileRecord]
-    """Path relative to the folder → the file."""
-    written_at: str
-    """Date and time in UTC, ISO 8601, to the second."""
+    versions: dict[str, str]  # of Python and of the packages that decide an output
+    files: Mapping[str, FileRecord]  # by path relative to the folder
+    written_at: str  # date and time in UTC, ISO 8601, to the second
 
     @classmethod
     def of_now(
@@ -107,7 +109,6 @@ def read_manifest(folder: Path | str) -> Manifest | None:
 
 
 def finished_manifest(folder: Path | str) -> Manifest:
-    """Return the folder's manifest. Raises KieloError if the stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished. Fix: run it first")
@@ -115,35 +116,21 @@ def finished_manifest(folder: Path | str) -> Manifest:
 
 
 def is_current(
-    folder: Path | str,
-    kind: str,
-    version: int,
-    inputs: Mapping[str, str],
-    section: Mapping[str, Any],
-    migrate: Callable[[JsonTable], JsonTable] = dict,
+    folder: Path | str, kind: str, version: int, inputs: Hashes, section: Table, migrate: Migrate = dict
 ) -> bool:
-    """Return True if `folder` holds the output of these inputs and this section.
+    """Return True if `folder` holds the output of these inputs and this section. Large files: by size alone.
 
-    migrate: a manifest's section of any version → this version. Small files are compared by hash, larger
-    files by size, because reading terabytes would cost more.
+    migrate: a manifest's section of any version → this version.
     """
-    is_finished = read_manifest(folder) is not None
-    return is_finished and not differences(folder, kind, version, inputs, section, migrate)
+    return read_manifest(folder) is not None and not differences(
+        folder, kind, version, inputs, section, migrate
+    )
 
 
 def differences(
-    folder: Path | str,
-    kind: str,
-    version: int,
-    inputs: Mapping[str, str],
-    section: Mapping[str, Any],
-    migrate: Callable[[JsonTable], JsonTable] = dict,
+    folder: Path | str, kind: str, version: int, inputs: Hashes, section: Table, migrate: Migrate = dict
 ) -> list[str]:
-    """Return sentences: how the finished stage in `folder` differs from these inputs and this section.
-
-    The list is empty for a current or unfinished stage. A sentence about a damaged file begins with
-    DAMAGED_FILE.
-    """
+    """Return how the finished stage in `folder` differs, in sentences. A file's begins with DAMAGED_FILE."""
     manifest = read_manifest(folder)
     if manifest is None:
         return []
@@ -165,19 +152,16 @@ def expire(folder: Path | str) -> None:
     """Make the next run repeat a finished stage: its manifest gets an input that no stage has."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        inputs = manifest.inputs | {"expired": datetime.now(UTC).isoformat()}
-        _rewrite(folder, manifest, {"inputs": inputs})
+        inputs = {"inputs": manifest.inputs | {"expired": datetime.now(UTC).isoformat()}}
+        write_json_atomically(Path(folder) / MANIFEST_NAME, manifest.content() | inputs)
 
 
 def rewrite_counts(folder: Path | str, counts: Mapping[str, Any]) -> None:
     """Replace the counts in the manifest of a finished stage. The manifest's hash stays."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        _rewrite(folder, manifest, {"counts": as_json(counts)})
-
-
-def _rewrite(folder: Path | str, manifest: Manifest, changes: JsonTable) -> None:
-    write_json_atomically(Path(folder) / MANIFEST_NAME, manifest.content() | changes)
+        content = manifest.content() | {"counts": as_json(counts)}
+        write_json_atomically(Path(folder) / MANIFEST_NAME, content)
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
@@ -198,20 +182,12 @@ def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) ->
 
 
 def hash_file(path: Path | str) -> str:
-    """Return the xxh3-128 of the file's bytes, in hexadecimal."""
-    digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def hash_manifest(folder: Path | str) -> str:
-    """Return the hash of a finished stage's kind, version, inputs, section and files, without seconds and
-    versions.
-
-    Raises KieloError if the stage is not finished.
-    """
+    """Return the hash of a finished stage's kind, version, inputs, section and files, or raise KieloError."""
     content = finished_manifest(folder).content()
     return hash_json({key: content[key] for key in ("kind", "version", "inputs", "section", "files")})
 
@@ -224,14 +200,12 @@ def hash_json(content: Any) -> str:
 
 @contextmanager
 def write_stage(
-    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
+    folder: Path | str, kind: str, version: int, inputs: Hashes, section: Table
 ) -> Iterator[Stage]:
     """Write a whole stage folder or nothing: yield a `Stage` whose `folder` is aside.
 
-    At a clean exit the files are hashed and brought to the disk, the manifest is written, and the folder
-    takes its name, replacing an older one. At an exception nothing of it remains. A full, read-only or lost
-    disk becomes a KieloError, and so does, before any work, a `folder` with files that this stage did not
-    write.
+    At a clean exit the folder takes its name, replacing an older one. At an exception nothing of it remains.
+    KieloError for a full, read-only or lost disk, and, before any work, for files that no such stage wrote.
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
@@ -251,14 +225,9 @@ def write_stage(
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """Raise KieloError with a file of `folder` that a `kind` stage did not write and would replace.
-
-    Also if no stage folder can exist there. Files that Kielo adds to a finished folder have its mark
-    (`own_text.py`).
-    """
+    """Raise KieloError for a file that a `kind` stage did not write, nor Kielo later (`is_own_text`)."""
     StageFolder(folder, kind, identity="").refuse()
-    foreign = _foreign(Path(folder), kind)
-    if foreign is not None:
+    if (foreign := _foreign(Path(folder), kind)) is not None:
         raise KieloError(
             f"{folder}: contains {foreign}, which Kielo's {kind} stage did not write or which was changed "
             "since. The stage would replace it. Fix: move it away, or set `folder` in the recipe to another "
@@ -267,17 +236,14 @@ def refuse_foreign(folder: Path | str, kind: str) -> None:
 
 
 def write_manifest(
-    folder: Path | str,
-    kind: str,
-    version: int,
-    inputs: Mapping[str, str],
-    section: Mapping[str, Any],
-    counts: Mapping[str, Any],
-    wall_seconds: float,
+    folder: Path, kind: str, version: int, inputs: Hashes, section: Table, counts: Table, wall_seconds: float
 ) -> Manifest:
-    folder = Path(folder)
     bring_tree_to_disk(folder)
-    files = _describe_files(folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_NAME)
+    files = {
+        path.relative_to(folder).as_posix(): FileRecord(bytes=path.stat().st_size, xxh3_128=hash_file(path))
+        for path in paths
+    }
     manifest = Manifest.of_now(kind, version, inputs, section, counts, wall_seconds, files)
     write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest
@@ -289,7 +255,6 @@ def write_json_atomically(path: Path | str, content: Any) -> None:
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:
-    """Write UTF-8 text aside, then rename: a reader sees the old or the new file, never a part."""
     with DurableFile(path) as file:
         file.write(text.encode())
 
@@ -304,19 +269,9 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide an output, without an import of them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
-
-
-def _describe_files(folder: Path) -> dict[str, FileRecord]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_NAME)
-    return {
-        path.relative_to(folder).as_posix(): FileRecord(bytes=path.stat().st_size, xxh3_128=hash_file(path))
-        for path in paths
-    }
 
 
 def _is_as_listed(path: Path, listed: FileRecord) -> bool:
@@ -330,9 +285,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """Return the first file in `folder`, relative to it, that a `kind` stage did not write."""
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    if not names:
+    if not folder.is_dir() or not (names := sorted(os.listdir(folder))):
         return None
     manifest = read_manifest(folder)
     if manifest is None:

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 logger = logging.getLogger(__name__)
@@ -27,15 +27,19 @@ class Row(BaseModel):
     """Optimiser steps since the start of the run, skipped steps included."""
 
 
-class TrainingStep(Row):
-    """A training step that was logged."""
-
+class _RowWithTokens(Row):
     tokens: int | None = None
-    """Tokens since step 1."""
+    """Tokens since step 1, skipped tokens included."""
+
+
+class _RowOfPhase(_RowWithTokens):
     samples: int | None = None
-    """Sequences since step 1."""
+    """Sequences since step 1, skipped sequences included."""
     phase: int | None = None
     """Number of the phase in the recipe, from 1."""
+
+
+class TrainingStep(_RowOfPhase):
     loss: float | None
     """Loss of this step in nats per counted token, over all ranks, with z-loss. null: not finite; with a
     gradient norm of 0, no label of the step counts."""
@@ -65,23 +69,18 @@ class TrainingStep(Row):
 
 
 class HeldOutScore(BaseModel):
-    """The score of a held-out set."""
-
-    model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = Row.model_config
 
     loss: float | None
     """Nats a counted token, without z-loss; null: not finite, or no token counts."""
     bits_per_byte: float | None = None
     """By the tokens a byte of the whole set; null: not finite, or not known."""
     languages: list[str] = []
-    """Codes of the set's languages."""
 
 
-class HeldOutLoss(Row):
+class HeldOutLoss(_RowWithTokens):
     """The loss on held-out text after a step."""
 
-    tokens: int | None = None
-    """Tokens since step 1."""
     heldout_loss: float | None
     """Nats a counted token, without z-loss; null: not finite, or no token counts."""
     heldout_bits_per_byte: float | None = None
@@ -90,17 +89,10 @@ class HeldOutLoss(Row):
     """Score of each source's held-out text, and of texts from outside of the mixture."""
 
 
-class PassedOver(Row):
+class PassedOver(_RowOfPhase):
     """Steps up to `step` whose text was skipped without training."""
 
-    tokens: int | None = None
-    """Tokens since step 1, skipped tokens included."""
-    samples: int | None = None
-    """Sequences since step 1, skipped sequences included."""
-    phase: int | None = None
-    """Number of the phase in the recipe, from 1."""
     passed_over_from: int
-    """First skipped step."""
     passed_over_for: str = "skip_steps"
     """Reason: "skip_steps" of the recipe, or "spike", after which the run went back."""
 
@@ -111,7 +103,6 @@ class Spike(Row):
     spike_from: int
     """First step of the rise."""
     spike_to: int
-    """Last step of the rise."""
     outcome: str
     """"passed": it ended by itself; "told": it did not, and training continues; "went back": to `step`."""
     highest_loss: float | None
@@ -121,11 +112,9 @@ class Spike(Row):
     highest_loss_step: int
 
 
-class PrecisionChange(Row):
+class PrecisionChange(_RowWithTokens):
     """A change of precision after `step`."""
 
-    tokens: int | None = None
-    """Tokens since step 1."""
     precision: str
     """Precision of the following steps: fp32, bf16 or fp8."""
 
@@ -134,7 +123,6 @@ class PrecisionVerdict(PrecisionChange):
     """The verdict on `precision`, a watched change."""
 
     precision_from: int
-    """First step in that precision."""
     outcome: str
     """"kept", or "taken back": the run continues in the precision before."""
     loss_rise: float | None
@@ -164,22 +152,16 @@ Kind = TypeVar("Kind", bound=Row)
 
 
 def read_row(line: bytes) -> Row | None:
-    """Return the row in a line, of its own kind, or None for a line that is no row."""
     try:
         content = from_json(line)  # four times as fast as json.loads
-    except ValueError:
-        return None
-    if not isinstance(content, dict):
-        return None
-    kind = next((kind for key, kind in KINDS.items() if key in content), Row)
-    try:
+        kind = next((kind for key, kind in KINDS.items() if key in content), Row)
         return kind.model_validate(content)
-    except ValidationError:
+    except (ValueError, TypeError):  # no JSON, no object, or other types
         return None
 
 
 def write_row(row: Row) -> str:
-    """Return the row's line. Numbers that JSON lacks (NaN, infinity) are written as null."""
+    """Return the row's line. Numbers that JSON lacks (NaN, infinity) are null."""
     return json.dumps(_finite(row.model_dump(exclude_unset=True))) + "\n"
 
 
@@ -212,9 +194,7 @@ def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, 
         row = read_row(line)
         if row is not None:
             rows.append((row, line))
-        elif line.strip() and not (
-            number == len(lines) and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
-        ):
+        elif line.strip() and (number < len(lines) or line[: len(_BEGINNING)] != _BEGINNING[: len(line)]):
             odd.append((number, line))
     return rows, odd
 

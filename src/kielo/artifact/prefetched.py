@@ -19,8 +19,6 @@ TEXT_FOLDER, HUB_FOLDER, WHEELS_FOLDER = "text", "hub", "wheels"
 
 
 class Brought(JsonObject):
-    """A download."""
-
     kind: str
     """text, weights, tokenizer or wheels."""
     name: str

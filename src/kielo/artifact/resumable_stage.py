@@ -17,17 +17,9 @@ from typing import Any
 
 import xxhash
 
+from kielo.artifact import manifest
 from kielo.artifact.durable import DurableFile
-from kielo.artifact.manifest import (
-    MANIFEST_NAME,
-    FileRecord,
-    Manifest,
-    as_json,
-    hash_json,
-    is_current,
-    refuse_foreign,
-    write_json_atomically,
-)
+from kielo.artifact.manifest import MANIFEST_NAME, FileRecord, Hashes, Manifest, Table, as_json
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError, sentence
 
@@ -44,16 +36,13 @@ class FinishedFile(FileRecord):
 class ResumableStage:
     """The stage folder `folder` in the making. `kind` … `section` are its identity, as in `is_current`.
 
-    Order of use, unless `is_done`: `refuse`; `begin`, files into `new` and `finish`, unless `is_written`;
-    `publish`.
+    Order, unless `is_done`: `refuse`; unless `is_written` `begin`, files into `new`, `finish`; `publish`.
     """
 
-    def __init__(
-        self, folder: Path, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
-    ):
+    def __init__(self, folder: Path, kind: str, version: int, inputs: Hashes, section: Table):
         self.folder = Path(folder)
         self._identity = (kind, version, dict(inputs), as_json(section))
-        self._place = StageFolder(folder, kind, hash_json(self._identity))
+        self._place = StageFolder(folder, kind, manifest.hash_json(self._identity))
         self.new = self._place.new
         self.finished: dict[str, FinishedFile] = {}
         self._missing_bytes = 0
@@ -62,24 +51,20 @@ class ResumableStage:
 
     def is_done(self) -> bool:
         """Return True if `folder` holds this stage, after removing what a killed `publish` left."""
-        is_done = is_current(self.folder, *self._identity)
+        is_done = manifest.is_current(self.folder, *self._identity)
         if is_done and not self.new.exists():
             self._place.remove()
         return is_done
 
     def is_written(self) -> bool:
         """Return True if an earlier attempt was killed when only the name was missing."""
-        return is_current(self.new, *self._identity)
+        return manifest.is_current(self.new, *self._identity)
 
     def refuse(self) -> None:
-        """Raise KieloError if `folder` has files that such a stage did not write, or cannot be a stage's."""
-        refuse_foreign(self.folder, self._identity[0])
+        manifest.refuse_foreign(self.folder, self._identity[0])
 
     def begin(self) -> None:
-        """Open the folder aside, with the finished files of an earlier attempt at this stage, else empty.
-
-        KieloError if another process writes it.
-        """
+        """Open the folder aside, with finished files of an earlier attempt. KieloError if it is in use."""
         self._journal = journal = self._place.begin(is_resumed=True)
         journal.seek(0)
         sound, self.finished = self._read_journal(journal.read())
@@ -125,18 +110,17 @@ class ResumableStage:
             for name, record in records.items()
         }
         seconds = time.monotonic() - self._began
-        manifest = Manifest.of_now(*self._identity, as_json(counts) | {"sha256": sha256}, seconds, files)
-        write_json_atomically(self.new / MANIFEST_NAME, manifest.content())
+        written = Manifest.of_now(*self._identity, as_json(counts) | {"sha256": sha256}, seconds, files)
+        manifest.write_json_atomically(self.new / MANIFEST_NAME, written.content())
 
     def publish(self) -> None:
-        refuse_foreign(self.folder, self._identity[0])  # again: the work can have taken hours
+        manifest.refuse_foreign(self.folder, self._identity[0])  # again: the work can have taken hours
         self._place.publish()
 
     def close(self) -> None:
         self._place.close()
 
     def discard(self) -> None:
-        """Leave nothing of this attempt and earlier attempts. `folder` stays."""
         self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
@@ -161,8 +145,7 @@ class ResumableStage:
             if not sound and line != self._place.head:
                 return 0, {}
             sound += len(line)
-            if "file" in entry:
-                name = entry.pop("file")
+            if name := entry.pop("file", None):
                 finished[name] = FinishedFile.model_validate(entry)
         return sound, {name: file for name, file in finished.items() if self._is_whole(name, file.bytes)}
 

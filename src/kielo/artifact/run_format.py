@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kielo.artifact.durable import HASH_COMMENT, is_own_text, write_own_text
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.own_text import HASH_COMMENT, is_own_text, write_own_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME
 from kielo.recipe.sections import Recipe
@@ -27,8 +27,6 @@ Table = JsonTable
 
 
 class Migration(NamedTuple):
-    """Functions from a version's tables to the next version's."""
-
     identity: Callable[[Table], Table]
     placement: Callable[[Table], Table]
 
@@ -43,9 +41,8 @@ def _identity_from_2(identity: Table) -> Table:
 
 
 def _placement_from_2(placement: Table) -> Table:
-    train = {
-        key: value for key, value in placement.get("train", {}).items() if key != "max_left_out_sequences"
-    }
+    train = placement.get("train", {}).copy()
+    train.pop("max_left_out_sequences", None)
     return placement | {"train": train}
 
 
@@ -58,10 +55,7 @@ def with_version(content: Mapping[str, Any]) -> Table:
 
 
 def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Return a stored identity in this version's form, with the version.
-
-    Raises KieloError with `where` and the versions for a version that this code does not read.
-    """
+    """Return a stored identity in this version's form, with the version. KieloError for another version."""
     identity, version = _without_version(stored, where)
     for migration in _MIGRATIONS[version - OLDEST_VERSION :]:
         identity = migration.identity(identity)
@@ -69,17 +63,12 @@ def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
 
 
 def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Return {"identity", "placement"} of this version. stored: the content of a `resolved.toml`.
-
-    Raises KieloError as `migrated_identity` does, and for tables that no version wrote.
-    """
+    """Return {"identity", "placement"} of this version. stored: a `resolved.toml`. Errors as above."""
     run, version = _without_version(stored, where)
     try:
         for migration in _MIGRATIONS[version - OLDEST_VERSION :]:
-            run = {
-                "identity": migration.identity(run["identity"]),
-                "placement": migration.placement(run["placement"]),
-            }
+            functions = migration._asdict()
+            run = {part: migrate(run[part]) for part, migrate in functions.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise KieloError(
             f"{where}: says format version {version}, but its content does not fit ({error!r}). "

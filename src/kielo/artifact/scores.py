@@ -15,7 +15,6 @@ class BitsPerByte(JsonObject):
 
     model: float
     unigram: float | None = None
-    """Token unigram."""
     xz: float | None = None
     """`xz -9e` after the training text."""
     ngram: float | None = None
@@ -39,8 +38,6 @@ class SetScore(JsonObject):
 
 
 class Sample(JsonObject):
-    """Text that the model wrote."""
-
     prompt: str
     """Default: the opening of a held-out document."""
     text: str
@@ -130,8 +127,6 @@ class PairAccuracy(JsonObject):
 
 
 class MinimalPairScores(JsonObject):
-    """The scores on a file of minimal pairs."""
-
     file: str
     all: PairAccuracy
     groups: dict[str, PairAccuracy]
@@ -150,7 +145,6 @@ class PartOfSpeechScores(JsonObject):
     """Words of the development file."""
     training_words: int = Field(ge=1)
     tags: int
-    """Different tags in the training file."""
     layer: int
     """Layer whose output is the features, counted from 1."""
     pieces: str
@@ -158,8 +152,6 @@ class PartOfSpeechScores(JsonObject):
 
 
 class Filling(JsonObject):
-    """A token for a hidden word."""
-
     text: str
     """Text of the token without spaces around it; a token of spaces as Python spells it."""
     probability: float
@@ -219,11 +211,8 @@ STAGE_FOLDERS = {
 
 
 class StageTime(JsonObject):
-    """The time of one stage."""
-
     seconds: float
     skipped: bool
-    """True if an earlier run had made the stage."""
 
 
 class CorpusSummary(JsonObject):
@@ -258,7 +247,6 @@ class Summary(JsonFile):
     FILE_NAME: ClassVar[str] = "summary.json"
 
     stages: dict[str, StageTime]
-    """Stage → its time, in the order of the run."""
     parameters: int | None = None
     """null: nothing was trained."""
     tokens: int | None = None

@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,7 @@ _active = 0
 
 @contextmanager
 def files_only() -> Iterator[None]:
-    """Refuse anything but files and folders that this process opens by name through Python inside the block.
-
-    Raises KieloError at the place that opens it. Python's audit events show each opening, so readers and
-    libraries need no checks.
-    """
+    """Raise KieloError if Python opens a pipe, socket or device by name in this block (audit events)."""
     global _active
     _watch()
     _active += 1
@@ -44,10 +40,9 @@ def _watch() -> None:
 
 def refuse_special_file(path: Path | str) -> None:
     """Raise KieloError for a pipe, a socket or a device. For files that a library opens without Python."""
-    try:
+    kind = None
+    with suppress(OSError, ValueError):
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
-    except (OSError, ValueError):
-        return
     if kind:
         raise KieloError(f"{path}: {kind}, but a file is expected. Fix: put the file in its place")
 

@@ -1,19 +1,19 @@
-"""The counts in the manifests of the stages (`stage_json.read_counts`), and the funnel of the corpus."""
+"""JSON of the data stages: the funnel of the corpus, the tokenizer's figures and row map, and all counts.
 
-from typing import ClassVar
+Counts are in the stages' manifests (`stage_json.read_counts`).
+"""
+
+from typing import ClassVar, Literal
 
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 
 class FunnelSource(JsonObject):
-    """A source of text."""
-
     name: str
     origin: str
     """A path, a package or a dataset."""
     files: int
-    """Files that were read."""
     files_not_read: int = 0
     """Files beside them: of another format, left out by the recipe, or about the data."""
     file_bytes: int | None = None
@@ -23,7 +23,6 @@ class FunnelSource(JsonObject):
     bytes_in: int
     """UTF-8 bytes of the readable documents."""
     bad_records: int = 0
-    """Records that could not be read."""
     damaged_file_bytes: int = 0
     """Bytes on disk of files that broke off."""
     bad_examples: list[str] = []
@@ -37,7 +36,6 @@ class FunnelRow(JsonObject):
     """Text that a step dropped for one reason. An unreadable record is a document without bytes."""
 
     name: str
-    """The step."""
     reason: str
     """Empty if the step dropped nothing."""
     documents: int
@@ -62,13 +60,82 @@ class Funnel(JsonFile):
     """"lines" and "documents" → language threshold → share of their bytes that reached it."""
 
 
-class RawCounts(JsonObject):
-    """The counts of a downloaded source, `raw/NAME`."""
+class TokenizerMeasure(JsonFile):
+    """Figures of a tokenizer. A word is a run of letters, marks and digits."""
 
-    origin: str
-    """With the version or the commit."""
-    problems: list[str]
-    """Reasons why it is not from the first choice."""
+    FILE_NAME: ClassVar[str] = "measure.json"
+
+    measured_on: str
+    end_of_text_id: int
+    vocabulary_size: int
+    """Tokens of the vocabulary, added tokens included."""
+    tokens_per_word: float
+    bytes_per_token: float
+    characters_per_token: float
+    exact_round_trip_share: float
+    """Share of the texts that are the same after encoding and decoding."""
+    vocabulary_used_share: float
+    """Share of the vocabulary that occurs in the text."""
+    single_byte_token_share: float
+    """Share of the written tokens that are a single byte."""
+    renyi_efficiency: float
+    """Rényi entropy of order 2.5 divided by the logarithm of the vocabulary's size."""
+    shannon_efficiency: float
+    """Shannon entropy divided by the logarithm of the vocabulary's size."""
+    texts: int
+    words: int
+    bytes: int
+    tokens: int
+    f95: int | None = None
+    """Occurrences of the rarest of the 95 % most frequent tokens of the vocabulary."""
+
+
+Transplant = Literal["mean", "focus", "random"]
+
+
+class RowMap(JsonFile):
+    """The old rows that each row of a new vocabulary is made of, in a vocabulary transplant."""
+
+    FILE_NAME: ClassVar[str] = "row_map.json"
+
+    method: Transplant
+    """Method of the transplant: means of old rows, sums weighted by similarity, or no old rows."""
+    old_tokenizer: str
+    """Hash of the old rows' tokenizer."""
+    old_vocabulary_size: int
+    """Largest id of that tokenizer plus one. The model can have more rows."""
+    rows: list[list[int]]
+    """Old ids of each new id, ascending, repeated if the text has a token twice; empty: random."""
+    control_tokens: dict[str, str]
+    """New control token → the old control token whose row it takes."""
+    weights: dict[str, list[float]] = {}
+    """New id → weights (fp32) of its old rows, in their order. Rows of other ids have equal weights."""
+
+    def is_composed(self, new_id: int) -> bool:
+        """Return True for a row that is the mean or the weighted sum of old rows."""
+        return len(self.rows[new_id]) > 1 or str(new_id) in self.weights
+
+    @property
+    def copied(self) -> int:
+        return len(self.rows) - self.composed - self.random
+
+    @property
+    def composed(self) -> int:
+        """Return the number of rows made of several old rows."""
+        return sum(map(self.is_composed, range(len(self.rows))))
+
+    @property
+    def random(self) -> int:
+        return sum(not row for row in self.rows)
+
+    @property
+    def tokens_per_composed_row(self) -> float:
+        return (sum(map(len, self.rows)) - self.copied) / max(1, self.composed)
+
+
+class RawCounts(JsonObject):
+    origin: str  # with the version or the commit
+    problems: list[str]  # reasons why it is not from the first choice
 
 
 class CorpusCounts(JsonObject):
@@ -88,36 +155,25 @@ class TokenizerCounts(JsonObject):
     end_of_text_id: int | None = None
     bytes_per_token: float | None = None
     largest_id: int | None = None
-    ids_before_texts: list[int] | None = None
-    """Ids that the post-processor puts before a text."""
+    ids_before_texts: list[int] | None = None  # ids that the post-processor puts before a text
 
 
 class TokenCounts(JsonObject):
-    """The counts of a set of documents as tokens, end-of-text included."""
+    """Of a set of documents as tokens, end-of-text included."""
 
-    file: str = ""
-    """Name of its shard; empty except in parts of shards."""
+    file: str = ""  # name of its shard; empty except in parts of shards
     tokens: int
-    documents: int | None = None
-    """null: the files do not say."""
-    bytes: int | None = None
-    """UTF-8 bytes of the text; an estimate for ready tokens."""
-    words: int | None = None
-    """null: ready tokens, whose text is not read completely."""
-    tokens_with_loss: int | None = None
-    """Tokens that carry loss, if only a part of the text does."""
-    bytes_with_loss: int | None = None
-    """Bytes of that part, with one for each end."""
-    too_long_conversations: int = 0
-    """Conversations longer than a sequence."""
-    languages: list[str] = []
-    """Languages of a held-out set; empty: not known."""
-    folder: str | None = None
-    """Folder of ready tokens, which are read in place; null: a shard of RUN/tokens."""
+    documents: int | None = None  # null: the files do not say
+    bytes: int | None = None  # UTF-8 bytes of the text; an estimate for ready tokens
+    words: int | None = None  # null: ready tokens, whose text is not read completely
+    tokens_with_loss: int | None = None  # tokens that carry loss, if only a part of the text does
+    bytes_with_loss: int | None = None  # bytes of that part, with one for each end
+    too_long_conversations: int = 0  # conversations longer than a sequence
+    languages: list[str] = []  # languages of a held-out set; empty: not known
+    folder: str | None = None  # folder of ready tokens, which are read in place; null: a shard of RUN/tokens
     times_ns: list[list[int]] | None = None
     """Last write of each file of ready tokens, its index and its mask; null: not noted."""
-    xxh3_128: list[str] = []
-    """Checksum of each file of ready tokens; empty: not noted."""
+    xxh3_128: list[str] = []  # checksum of each file of ready tokens; empty: not noted
 
 
 class RoundTrip(JsonObject):
@@ -128,8 +184,6 @@ class RoundTrip(JsonObject):
 
 
 class PackCounts(JsonObject):
-    """The counts of the pack stage: set → its tokens."""
-
     sources: dict[str, TokenCounts]
     heldout: TokenCounts
     heldout_sets: dict[str, TokenCounts] = {}
@@ -139,19 +193,14 @@ class PackCounts(JsonObject):
 
 
 class PartCounts(JsonObject):
-    """The counts of a part of the shards."""
-
     sources: dict[str, TokenCounts]
     heldout_sets: dict[str, TokenCounts]
     heldout: dict[str, TokenCounts]
-    met: dict[str, int]
-    """Source → its documents, with held-out documents."""
+    met: dict[str, int]  # source → its documents, with held-out documents
     round_trip: RoundTrip
 
 
 class EvaluationTextCounts(JsonObject):
-    """The counts of the texts from outside of the mixture."""
-
     texts: dict[str, TokenCounts]
 
 
@@ -161,22 +210,15 @@ class PackedLength(JsonObject):
     sequences: int
     documents: int
     cut_documents: int
-    cut_in_one_stream: int
-    """Documents that training end to end would cut."""
-    filling: int
-    """Positions of an epoch without a token."""
+    cut_in_one_stream: int  # documents that training end to end would cut
+    filling: int  # positions of an epoch without a token
 
 
 class PackingCounts(JsonObject):
-    """The counts of the sequences that documents were packed into."""
-
-    sources: dict[str, dict[str, PackedLength]]
-    """Source → length → its sequences."""
+    sources: dict[str, dict[str, PackedLength]]  # source → length → its sequences
 
 
 class CheckpointCounts(JsonObject):
-    """The counts of a checkpoint."""
-
     step: int
     tensor_bytes: int
     save_id: str

@@ -24,8 +24,7 @@ from kielo.recipe.places import place
 
 
 class StageFolder:
-    """The folder `folder` of a `kind` stage. identity: hash of the output, in `head`, the journal's first
-    line.
+    """The folder of a `kind` stage. identity: hash of the output, in `head`, the journal's first line.
 
     Order of use: `refuse`, `begin`, files into `new`, `publish`, `close`. `journal` is open from `begin` on.
     """
@@ -34,43 +33,34 @@ class StageFolder:
         self.folder, self.kind = place(folder), kind
         self.place = Path(os.path.realpath(self.folder))
         self._aside = self.place.parent / f".{self.place.name}.kielo"
-        self.new, self._old, self.journal_path = (
-            self._aside / name for name in ("new", "old", "journal.jsonl")
-        )
-        self.head = (
-            json.dumps({"stage": kind, "folder": self.place.name, "identity": identity}).encode() + b"\n"
-        )
+        self.new, self._old = self._aside / "new", self._aside / "old"
+        self.journal_path = self._aside / "journal.jsonl"
+        head = {"stage": kind, "folder": self.place.name, "identity": identity}
+        self.head = json.dumps(head).encode() + b"\n"
         self.journal: FileIO | None = None
 
     def refuse(self) -> None:
-        """Raise KieloError if no stage folder can exist there, or if the folder aside is not Kielo's."""
-        if not os.path.isdir(self.place):
-            if self.folder.is_symlink():
-                raise KieloError(
-                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, which is no folder. Is "
-                    "its disk mounted? Fix: make that folder, or remove the link"
-                )
-            if os.path.lexists(self.place):
-                raise KieloError(
-                    f"{self.folder}: a file, but the {self.kind} stage makes a folder. Fix: move it away"
-                )
-        elif os.path.ismount(self.place):
-            raise KieloError(
-                f"{self.folder}: the root of a file system, which no finished {self.kind} folder can "
-                "replace. Fix: a symbolic link to a folder in it"
+        what, is_folder = "", os.path.isdir(self.place)
+        if not is_folder and self.folder.is_symlink():
+            what = (
+                f"a symbolic link to {os.readlink(self.folder)}, which is no folder. Is its disk mounted? "
+                "Fix: make that folder, or remove the link"
             )
+        elif not is_folder and os.path.lexists(self.place):
+            what = f"a file, but the {self.kind} stage makes a folder. Fix: move it away"
+        elif is_folder and os.path.ismount(self.place):
+            what = (
+                f"the root of a file system, which no finished {self.kind} folder can replace. Fix: a "
+                "symbolic link to a folder in it"
+            )
+        if what:
+            raise KieloError(f"{self.folder}: {what}")
         if os.path.lexists(self._aside) and not self._is_ours():
-            raise KieloError(
-                f"{self._aside} is not Kielo's, which would work there. Fix: move it away; nothing was "
-                "changed"
-            )
+            what = "is not Kielo's, which would work there. Fix: move it away; nothing was changed"
+            raise KieloError(f"{self._aside} {what}")
 
     def begin(self, is_resumed: bool = False) -> FileIO:
-        """Make the folder aside, or open a killed attempt's. Return the journal. With `is_resumed` files in
-        `new` are kept.
-
-        KieloError if another process works there.
-        """
+        """Make the folder aside, or open a killed attempt's. Return the journal. is_resumed: keep `new`."""
         make_folder(self._aside)
         # Unbuffered: a line is in the file when `write` returns.
         journal = self.journal = FileIO(self.journal_path, "a+")

@@ -15,8 +15,6 @@ from kielo.recipe.errors import KieloError
 
 
 class JsonFile(JsonObject):
-    """The content of a JSON file with the name `FILE_NAME` in its folder."""
-
     FILE_NAME: ClassVar[str]
 
 
@@ -29,23 +27,16 @@ def write_json(folder: Path | str, file: JsonFile) -> None:
 
 
 def read_json(folder: Path | str, kind: type[File]) -> File | None:
-    """Read the file of this kind in `folder`; None if it does not exist.
-
-    Raises KieloError with the file and the first wrong key if its content does not fit.
-    """
-    data = _read(Path(folder) / kind.FILE_NAME)
-    return None if data is None else _parse(data, Path(folder) / kind.FILE_NAME, kind)
+    """Read the file of this kind in `folder`; None without it. KieloError with the file and the wrong key."""
+    path = Path(folder) / kind.FILE_NAME
+    return None if (data := _read(path)) is None else _parse(data, path, kind)
 
 
 def read_stage_json(folder: Path | str, kind: type[File]) -> File | None:
-    """Read the file of this kind in the folder of a finished stage; None if it does not exist.
-
-    Raises KieloError as `read_json` does, and if its checksum is not the manifest's.
-    """
+    """Do as `read_json`, in the folder of a finished stage. KieloError if it was changed since."""
     path = Path(folder) / kind.FILE_NAME
     again = f". Fix: move {path.parent} away and run the stage again"
-    data = _read(path)
-    if data is None:
+    if (data := _read(path)) is None:
         return None
     content = _parse(data, path, kind, again)
     manifest = read_manifest(folder)
@@ -56,16 +47,11 @@ def read_stage_json(folder: Path | str, kind: type[File]) -> File | None:
 
 
 def read_counts(folder: Path | str, kind: type[Kind]) -> Kind | None:
-    """Read the typed counts of a finished stage (`stage_counts.py`); None if it is not finished.
-
-    Raises KieloError with the manifest and the first wrong key if they do not fit.
-    """
-    manifest = read_manifest(folder)
-    return None if manifest is None else counts_of(folder, manifest, kind)
+    """Read the typed counts of a finished stage, else None. KieloError with manifest and wrong key."""
+    return None if (manifest := read_manifest(folder)) is None else counts_of(folder, manifest, kind)
 
 
 def counts_of(folder: Path | str, manifest: Manifest, kind: type[Kind]) -> Kind:
-    """Return the typed counts of the manifest in `folder`. Raise as `read_counts` does."""
     advice = f". Fix: move {folder} away and run the stage again"
     return checked(Path(folder) / MANIFEST_NAME, kind, manifest.counts, advice, "counts.")
 

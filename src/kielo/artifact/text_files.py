@@ -87,7 +87,6 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 
 def decode_text(path: Path, number: int, line: bytes) -> str:
-    """Return the UTF-8 text of a line. KieloError with file, line and byte for anything else."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -138,8 +137,7 @@ def _other_script(start: bytes) -> str | None:
 def _few_letters(start: bytes) -> str | None:
     """Return UTF-16LE or UTF-16BE for a word or two of a script below U+2000.
 
-    Nearly every second byte of such text is below 0x20. A table of single letters has tabs and line ends
-    there, but no other control bytes.
+    Nearly each second byte is below 0x20, where a table of single letters has only tabs and line ends.
     """
     for encoding, place in (("UTF-16LE", 1), ("UTF-16BE", 0)):
         high = start[place::2]
@@ -152,14 +150,13 @@ def _few_letters(start: bytes) -> str | None:
 
 def _dirt(text: str) -> float:
     """Return the share of impossible characters: controls, unassigned characters, and invalid UTF-16."""
-    good = sum(
-        letter.isprintable() or letter.isspace() or unicodedata.category(letter) == "Cf" for letter in text
-    )
-    return (len(text) - good + text.count("\ufffd")) / max(len(text), 1)
+    odd = [
+        one for one in text if not (one.isprintable() or one.isspace() or unicodedata.category(one) == "Cf")
+    ]
+    return (len(odd) + text.count("\ufffd")) / max(len(text), 1)
 
 
 def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
-    """Yield the UTF-8 of a plain or compressed file. Raise as `read_lines` does."""
     blocks = read_blocks(path)
     first = next((block for block in blocks if block), b"")
     marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])
@@ -172,7 +169,6 @@ def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
 
 
 def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
-    """Yield UTF-8 of text in `encoding`; None: the bytes unchanged."""
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
         yield first
         yield from blocks
@@ -222,27 +218,24 @@ def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterat
 
 def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        while block := file.read(num_bytes):
-            yield block
+        yield from iter(partial(file.read, num_bytes), b"")
 
 
 def _decompress(
     path: Path, *, opened: Callable[[Path], BufferedIOBase], name: str, problems: tuple[type[Exception], ...]
 ) -> Iterator[bytes]:
-    """Yield the blocks of a format that a module of Python opens as a file."""
     try:
         with opened(path) as file:
-            while block := file.read(READ_BYTES):
-                yield block
+            yield from iter(partial(file.read, READ_BYTES), b"")
             if not path.stat().st_size:
                 raise EOFError
     except EOFError:
-        raise KieloError(_cut_short(path)) from None
+        raise _cut_short(path) from None
     except problems as problem:
         # bz2 reports other formats by an OSError without a number. An OSError with a number is the disk's.
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
-        raise KieloError(_damaged(path, name, problem)) from None
+        raise _broken(path, f"damaged or not {name} ({problem})") from None
 
 
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
@@ -254,12 +247,12 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
             try:
                 yield frame.decompress(block)
             except zstandard.ZstdError as problem:
-                raise KieloError(_damaged(path, "zstd", problem)) from None
+                raise _broken(path, f"damaged or not zstd ({problem})") from None
             is_cut_short = not frame.eof
             block = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
     if is_cut_short:
-        raise KieloError(_cut_short(path))
+        raise _cut_short(path)
 
 
 _GZIP_PROBLEMS = (gzip.BadGzipFile, zlib.error)
@@ -273,11 +266,10 @@ _READERS: dict[str, Callable[[Path], Iterator[bytes]]] = {
 COMPRESSED = tuple(_READERS)
 
 
-def _damaged(path: Path, name: str, problem: Exception) -> str:
-    return f"{path}: damaged or not {name} ({problem}). Fix: copy or download it again"
+def _broken(path: Path, what: str) -> KieloError:
+    return KieloError(f"{path}: {what}. Fix: copy or download it again")
 
 
-def _cut_short(path: Path) -> str:
+def _cut_short(path: Path) -> KieloError:
     size = path.stat().st_size
-    where = f"the compressed stream ends in the middle, at {size:,} bytes"
-    return f"{path}: cut short ({where}). Fix: copy or download it again"
+    return _broken(path, f"cut short (the compressed stream ends in the middle, at {size:,} bytes)")

@@ -19,9 +19,8 @@ _BEING_READ: dict[int, Path] = {}  # thread → the file that it waits for
 class FileArray:
     """The first `length` numbers of `dtype` in a file, from `first_byte` on, read when asked for.
 
-    A mapped file is faster for single numbers, but ends the process (SIGBUS) if the file was cut or its disk
-    fails. Reading raises OSError with the file. The next read opens it again, so a short outage of a file
-    system is survived.
+    A mapped file would end the process (SIGBUS) if it was cut or its disk fails. Reading raises OSError with
+    the file. The next read opens it again, so a short outage of a file system is survived.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike, length: int, first_byte: int = 0):
@@ -108,11 +107,8 @@ class DocumentIndex(ABC):
         """Return the first tokens of documents first .. last-1, int64 [last - first]."""
 
     def number_at(self, token: int) -> int:
-        """Return the number of the first document that begins at `token` or after it."""
-        return bisect_left(range(self.num_documents), token, key=self._start)
-
-    def _start(self, number: int) -> int:
-        return int(self.starts(number, number + 1)[0])
+        documents = range(self.num_documents)
+        return bisect_left(documents, token, key=lambda number: int(self.starts(number, number + 1)[0]))
 
 
 class MegatronIndex(DocumentIndex):
@@ -133,8 +129,6 @@ class MegatronIndex(DocumentIndex):
 
 
 class EndsIndex(DocumentIndex):
-    """datatrove's `.ds.index`: the token after each document, uint64."""
-
     def __init__(self, ends: np.ndarray):
         self._ends, self.num_documents = ends, len(ends)
 

@@ -10,6 +10,7 @@ and the number, for files that cannot be what they seem.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,7 @@ def describe(path: Path, width: int) -> TokenFile:
 
 
 def _mask_path(path: Path, kind: str) -> Path:
-    """Return the path of a data file's loss mask.
-
-    Kielo's PREFIX.loss_mask, datatrove's NAME.ds.loss, and OLMo-core's labels_mask_… beside open-instruct's
-    token_ids_….npy.
-    """
+    """Return PREFIX.loss_mask, datatrove's NAME.ds.loss, or OLMo-core's labels_mask_… of token_ids_….npy."""
     if kind == "ds":
         return path.with_name(path.name + ".loss")
     if kind == "npy" and path.name.startswith(_OLMO_IDS):
@@ -68,8 +65,8 @@ def is_mask(name: str) -> bool:
 
 
 def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
-    path = root / file.name
-    return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
+    index = FORMATS[file.format].index(root / file.name, file)
+    return OpenTokenFile(root / file.name, file, index, end_of_text_id)
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,10 @@ class _Ends:
 
     @classmethod
     def of(cls, path: Path) -> "_Ends":
-        file = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(file).st_size
-            first = os.pread(file, FINGERPRINT_BYTES, 0)
-            if size <= FINGERPRINT_BYTES:
-                return cls(size, first, first)
-            return cls(size, first, os.pread(file, FINGERPRINT_BYTES, size - FINGERPRINT_BYTES))
-        finally:
-            os.close(file)
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            places = (0, max(0, size - FINGERPRINT_BYTES))
+            return cls(size, *(os.pread(file.fileno(), FINGERPRINT_BYTES, place) for place in places))
 
 
 def fingerprint(path: Path, *beside: Path | None) -> str:
@@ -108,8 +100,7 @@ def _fingerprint(*parts: _Ends) -> str:
 
 
 def index_path(path: Path, kind: str) -> Path | None:
-    """Return the file with the documents of a data file, or None for a format without such a file."""
-    return {"megatron": _megatron_index_path, "ds": _ds_index_path}[kind](path) if kind != "npy" else None
+    return {"megatron": _megatron_index_path(path), "ds": _ds_index_path(path), "npy": None}[kind]
 
 
 def _megatron_index_path(path: Path) -> Path:
@@ -121,14 +112,10 @@ def _ds_index_path(path: Path) -> Path:
 
 
 def check_index(path: Path, file: TokenFile) -> None:
-    """Read a whole index. Raise KieloError for documents that go backwards or past the end of the data.
-
-    Also for Megatron sequences with gaps or overlaps, which would be read as text.
-    """
+    """Raise KieloError if documents go backwards or past the data, or Megatron sequences have gaps."""
     if file.format == "megatron":
         MegatronHead(_megatron_index_path(path)).check_sequences()
-    index = FORMATS[file.format].index(path, file)
-    if index is None:
+    if (index := FORMATS[file.format].index(path, file)) is None:
         return
     before = 0
     for first in range(0, index.num_documents, READ_AT_ONCE):
@@ -148,10 +135,8 @@ def check_index(path: Path, file: TokenFile) -> None:
 
 def _describe_megatron(path: Path, width: int) -> TokenFile:
     head = MegatronHead(index := _megatron_index_path(path))
-    size = path.stat().st_size
-    end = head.end_of_data()
-    if size % head.dtype.itemsize:
-        raise _not_whole(path, size, head.dtype)
+    size, end = path.stat().st_size, head.end_of_data()
+    _check_whole(path, size, head.dtype)
     if end != size:
         raise KieloError(
             f"{index} does not match {path.name}: its last sequence ends at byte {end:,}, but the data has "
@@ -180,8 +165,7 @@ def _describe_npy(path: Path, width: int) -> TokenFile:
     if ends.first.startswith(NPY_MAGIC):  # written by numpy.save, unlike OLMo's flat ids
         dtype, first_byte = _npy_header(path)
     size = ends.size
-    if (size - first_byte) % dtype.itemsize:
-        raise _not_whole(path, size - first_byte, dtype)
+    _check_whole(path, size - first_byte, dtype)
     return TokenFile(
         name=path.name,
         format="npy",
@@ -212,10 +196,11 @@ def _npy_header(path: Path) -> tuple[np.dtype, int]:
 def _describe_ds(path: Path, width: int) -> TokenFile:
     index_path = _ds_index_path(path)
     width = _width_of_metadata(f"{path}.metadata") or width
-    data, index = _Ends.of(path), _ends_of_index(index_path)
+    data, index = _Ends.of(path), None
+    with suppress(FileNotFoundError, IsADirectoryError):
+        index = _Ends.of(index_path)
     dtype, size = np.dtype(f"<u{width}"), data.size
-    if size % width:
-        raise _not_whole(path, size, dtype)
+    _check_whole(path, size, dtype)
     if index is None or index.size % 8:
         found = "missing" if index is None else f"{index.size:,} bytes, which are no whole uint64s"
         raise KieloError(
@@ -241,15 +226,9 @@ def _describe_ds(path: Path, width: int) -> TokenFile:
     )
 
 
-def _ends_of_index(path: Path) -> _Ends | None:
-    try:
-        return _Ends.of(path)
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-
-
-def _ds_ends(index: Path) -> np.ndarray:
-    return np.memmap(index, "<u8", "r").view(np.ndarray) if index.stat().st_size else np.zeros(0, "<u8")
+def _ds_index(path: Path, file: TokenFile) -> DocumentIndex:
+    is_empty = not (index := _ds_index_path(path)).stat().st_size
+    return EndsIndex(np.zeros(0, "<u8") if is_empty else np.memmap(index, "<u8", "r").view(np.ndarray))
 
 
 def _width_of_metadata(path: str) -> int | None:
@@ -263,15 +242,16 @@ def _width_of_metadata(path: str) -> int | None:
     return int(width) if width in (b"2", b"4") else None
 
 
-def _not_whole(path: Path, size: int, dtype: np.dtype) -> KieloError:
-    return KieloError(
-        f"{path}: {size:,} bytes of data are no whole number of ids of {dtype.itemsize} bytes. "
-        "Fix: copy the file again if it is cut short, or set tokens_dtype of the source for other ids"
-    )
+def _check_whole(path: Path, size: int, dtype: np.dtype) -> None:
+    if size % dtype.itemsize:
+        raise KieloError(
+            f"{path}: {size:,} bytes of data are no whole number of ids of {dtype.itemsize} bytes. "
+            "Fix: copy the file again if it is cut short, or set tokens_dtype of the source for other ids"
+        )
 
 
 FORMATS = {
     "megatron": Format(".bin", _describe_megatron, _megatron_index),
     "npy": Format(".npy", _describe_npy, lambda path, file: None),
-    "ds": Format(".ds", _describe_ds, lambda path, file: EndsIndex(_ds_ends(_ds_index_path(path)))),
+    "ds": Format(".ds", _describe_ds, _ds_index),
 }

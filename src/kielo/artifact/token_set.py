@@ -58,16 +58,10 @@ class TokenSet:
         return rows
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (range, token) of each document that begins inside one of the ranges [n], after its first
-        token.
-
-        int64 [borders] each. Tokens are numbers in the stream.
-        """
-        found = [
-            starts[starts > start]
-            for start, size in zip(start_token.tolist(), count.tolist(), strict=True)
-            if (starts := self._document_starts(start, start + size)) is not None
-        ]
+        found = []
+        for start, size in zip(start_token.tolist(), count.tolist(), strict=True):
+            starts = self._document_starts(start, start + size)
+            found.append(starts[starts > start])
         which = np.repeat(np.arange(len(found)), [len(starts) for starts in found])
         return which, np.concatenate([*found, np.zeros(0, np.int64)])
 
@@ -94,10 +88,7 @@ class TokenSet:
             start = end
 
     def document_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (first token, token after the last) of all documents, in blocks; int64 [documents] each.
-
-        Files without an index are read from end to end.
-        """
+        """Yield as `TokenShard` does. Files without an index are read from end to end."""
         before = np.zeros(0, np.int64)  # the document that can continue in the next block
         for first in range(0, self.num_tokens, BLOCK_TOKENS):
             starts = self._document_starts(first, min(first + BLOCK_TOKENS, self.num_tokens))
@@ -110,8 +101,7 @@ class TokenSet:
         """Return the first token from `token` on at which a document begins; num_tokens if there is none."""
         step, start = 1 << 12, token
         while start < self.num_tokens:
-            starts = self._document_starts(start, min(start + step, self.num_tokens))
-            if len(starts):
+            if len(starts := self._document_starts(start, min(start + step, self.num_tokens))):
                 return int(starts[0])
             start, step = start + step, min(2 * step, 1 << 20)
         return self.num_tokens

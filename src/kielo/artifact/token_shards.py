@@ -23,47 +23,12 @@ from kielo.recipe.errors import KieloError
 
 READ_BYTES = 1 << 23
 SEQUENCES_AT_ONCE = 1 << 20  # of an index that is checked
-
-
-def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
-    """Write the shard `prefix` of all documents of the shards `parts`, which have one dtype.
-
-    It has a loss mask if the parts have one. In memory is the index of a single part.
-    """
-    for suffix in (".bin", LOSS_MASK):
-        files = [part.with_name(part.name + suffix) for part in parts]
-        if files[0].is_file():
-            join_files(files, prefix.with_name(prefix.name + suffix))
-
-    def lengths() -> Iterator[np.ndarray]:
-        for part in parts:
-            yield np.diff(TokenShard(part).document_offsets)
-
-    write_index(prefix, TokenShard(parts[0]).dtype, lengths)
-
-
-def join_files(parts: Sequence[Path], path: Path) -> None:
-    with DurableFile(path) as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                while block := file.read(READ_BYTES):
-                    whole.write(block)
-
-
 LOSS_MASK = ".loss_mask"
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-DTYPES = {
-    1: np.uint8,
-    2: np.int8,
-    3: np.int16,
-    4: np.int32,
-    5: np.int64,
-    6: np.float64,
-    7: np.float32,
-    8: np.uint16,
-}
+_BY_CODE = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16)
+DTYPES: dict[int, type] = dict(enumerate(_BY_CODE, start=1))
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 # Megatron's limit: uint16 below it, int32 from it on.
 UINT16_VOCAB_SIZES = 65_500
@@ -74,9 +39,8 @@ class TokenShardWriter(WrittenAside):
     """A writer of a shard and, with has_loss_mask, its mask: `.bin` gets its name first, `.idx` last."""
 
     def __init__(self, prefix: Path | str, vocab_size: int, has_loss_mask: bool = False):
-        self.prefix, self.has_loss_mask = Path(prefix), has_loss_mask
+        self.prefix, self.vocab_size = Path(prefix), vocab_size
         self.dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_SIZES else np.int32)
-        self.vocab_size = vocab_size
         self._lengths: list[np.ndarray] = []
         self._num_documents = 0
         self._file = DurableFile(_beside(self.prefix, ".bin"))
@@ -94,14 +58,12 @@ class TokenShardWriter(WrittenAside):
     ) -> None:
         """Append documents of the given lengths [documents], whose tokens [sum of lengths] are end to end.
 
-        carries_loss: bool of each token, None: all; not used if the shard has no mask. Raises KieloError for
-        an id outside the vocabulary, which would become another token.
+        carries_loss: bool of each token, None: all. KieloError for an id outside the vocabulary.
         """
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             at = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
             number = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-            first = int(lengths[:number].sum())
-            row = tokens[first : first + int(lengths[number])]
+            row = np.split(tokens, np.cumsum(lengths)[:-1])[number]
             raise KieloError(
                 f"{self.prefix}: document {self._num_documents + number} has token ids "
                 f"{row.min()}..{row.max()}, outside the vocabulary of {self.vocab_size}. Was it encoded "
@@ -117,15 +79,34 @@ class TokenShardWriter(WrittenAside):
         self._num_documents += len(lengths)
 
     def close(self) -> None:
-        self._file.close()
-        if self._mask_file is not None:
-            self._mask_file.close()
+        for file in filter(None, (self._file, self._mask_file)):
+            file.close()
         write_index(self.prefix, self.dtype, lambda: self._lengths)
 
     def abandon(self) -> None:
-        self._file.abandon()
-        if self._mask_file is not None:
-            self._mask_file.abandon()
+        for file in filter(None, (self._file, self._mask_file)):
+            file.abandon()
+
+
+def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
+    """Join shards of one dtype, with their masks, in `prefix`. In memory is the index of a single part."""
+    for suffix in (".bin", LOSS_MASK):
+        files = [_beside(part, suffix) for part in parts]
+        if files[0].is_file():
+            join_files(files, _beside(prefix, suffix))
+
+    def lengths() -> Iterator[np.ndarray]:
+        return (np.diff(TokenShard(part).document_offsets) for part in parts)
+
+    write_index(prefix, TokenShard(parts[0]).dtype, lengths)
+
+
+def join_files(parts: Sequence[Path], path: Path) -> None:
+    with DurableFile(path) as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                while block := file.read(READ_BYTES):
+                    whole.write(block)
 
 
 def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np.ndarray]]) -> None:
@@ -174,7 +155,6 @@ class MegatronHead:
                 f"{path}: {size:,} bytes, but its header promises {needed:,}; the file is cut short. Fix: "
                 "copy it again, or run the pack stage again"
             )
-
         if self.num_boundaries < 1:
             raise self._uncovered()
 
@@ -264,15 +244,18 @@ class TokenShard:
         self.document_offsets: np.ndarray = sequence_ends[documents]
         self.num_tokens = int(sequence_ends[-1])
         self.num_documents = len(documents) - 1
-        self._check_data_size()
+        expected = self.num_tokens * self.dtype.itemsize
+        if expected != (found := self._data_path.stat().st_size):
+            raise KieloError(
+                f"{self._index_path} does not match {self._data_path.name}: the index describes "
+                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), but the "
+                f"data has {found:,}. Fix: copy both files again, or run the pack stage again"
+            )
         self._tokens = FileArray(self._data_path, self.dtype, self.num_tokens)
         self.loss_mask = self._read_loss_mask()
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Return tokens start_token .. start_token+count-1 of the stream, [count].
-
-        Raises IndexError outside the shard, and OSError if the file does not give them.
-        """
+        """Return tokens start_token .. start_token+count-1, [count]. IndexError outside; OSError."""
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
                 f"{self.prefix}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
@@ -284,18 +267,11 @@ class TokenShard:
         return max(0, self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Return whole sequences with their next tokens, [numbers, length + 1].
-
-        Sequence i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
-        """
+        """Return whole sequences with their next tokens, [numbers, length + 1]. Neighbours share a token."""
         return self._tokens.rows(numbers * length, length + 1)
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (range, token) of each document that begins inside one of the ranges [n], after its first
-        token.
-
-        int64 [borders] each.
-        """
+        """Return (range, token), int64 [borders], of documents that begin inside ranges [n]."""
         offsets = self.document_offsets
         before = np.searchsorted(offsets, start_token, side="right")  # documents that begin earlier or there
         borders = np.searchsorted(offsets, start_token + count, side="left") - before
@@ -319,15 +295,6 @@ class TokenShard:
                 f"{self._data_path.name}. Fix: copy both files again, or run the pack stage again"
             )
         return FileArray(path, np.uint8, self.num_tokens)
-
-    def _check_data_size(self) -> None:
-        expected, found = self.num_tokens * self.dtype.itemsize, self._data_path.stat().st_size
-        if expected != found:
-            raise KieloError(
-                f"{self._index_path} does not match {self._data_path.name}: the index describes "
-                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), but the "
-                f"data has {found:,}. Fix: copy both files again, or run the pack stage again"
-            )
 
 
 def _beside(prefix: Path, suffix: str) -> Path:

@@ -18,7 +18,7 @@ from kielo.artifact.stage_json import JsonFile, JsonObject
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_file_formats import FORMATS, describe, index_path, is_mask
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.sections import Recipe
 
 SMALLEST_UINT32_VOCABULARY = (1 << 16) + 1  # below it flat ids are uint16, as OLMo and datatrove write them
 # Other files of tokens, and known formats when compressed or packed.
@@ -27,12 +27,11 @@ _UNREAD_TOKENS = re.compile(
     r"|\.(bin|idx|npy|ds|npz|mds|tar)\.(gz|zst|zstd|xz|bz2|lz4)$",
     re.IGNORECASE,
 )
+_SUFFIXES = tuple(kind.suffix for kind in FORMATS.values())
 KNOWN = "PREFIX.bin with PREFIX.idx, NAME.npy, NAME.ds with NAME.ds.index, or a folder or pattern of them"
 
 
 class TokenFileSet(JsonObject):
-    """The files of a source, joined in this order."""
-
     files: tuple[TokenFile, ...]
     """Descriptions; names are relative to the folder that the manifest's counts name."""
     training_tokens: int
@@ -49,23 +48,17 @@ class TokenFiles(JsonFile):
     FILE_NAME: ClassVar[str] = "token_files.json"
 
     end_of_text_id: int
-    """Id of the token that ends a document."""
     sources: dict[str, TokenFileSet]
-    """Source → its files."""
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source on this machine, in `folder`.
-
-    times_ns: the times of the last writes of each file, its index and its mask. unread: other files in the
-    source's folders.
-    """
+    """The files of a source on this machine."""
 
     folder: Path
     files: tuple[TokenFile, ...]
-    times_ns: tuple[tuple[int, ...], ...]
-    unread: tuple[str, ...] = ()
+    times_ns: tuple[tuple[int, ...], ...]  # of the last writes of each file, its index and its mask
+    unread: tuple[str, ...] = ()  # other files in the source's folders
 
     @property
     def identity(self) -> str:
@@ -73,46 +66,38 @@ class FoundFiles:
 
 
 def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]:
-    """Describe the files of each source with `tokens`. Errors as in `find_token_files`."""
-    return {
-        source.name: find_token_files(
-            source.name, source.tokens or "", _width(source, vocab_size), source.leave_out
-        )
-        for source in recipe.corpus.token_sources
-    }
+    usual, found = "uint32" if vocab_size >= SMALLEST_UINT32_VOCABULARY else "uint16", {}
+    for source in recipe.corpus.token_sources:
+        width = 2 if (source.tokens_dtype or usual) == "uint16" else 4
+        found[source.name] = find_token_files(source.name, source.tokens or "", width, source.leave_out)
+    return found
 
 
 def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str] = ()) -> FoundFiles:
     """Describe the files of source `name` at `place`, in the order of their names.
 
     place: a form of KNOWN, with or without .bin, .idx. width: bytes of an id, if files do not store it.
-    leave_out: patterns of names below `place` to ignore. Raises KieloError if there is no file, if a file is
-    not what it seems, and for files of tokens in another format.
+    leave_out: patterns of names below `place` to ignore. KieloError for odd or no files, or other formats.
     """
     paths, unread = list_token_files(name, place, leave_out)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     try:
+        names = ({"name": path.relative_to(folder).as_posix()} for path in paths)
         files = [
-            describe(path, width).model_copy(update={"name": path.relative_to(folder).as_posix()})
-            for path in paths
+            describe(path, width).model_copy(update=name) for path, name in zip(paths, names, strict=True)
         ]
         times_ns = tuple(_times(folder, file) for file in files)
     except OSError as problem:
         what = f"{problem.filename}: cannot be read ({problem.strerror})"
         raise KieloError(f"corpus.sources, {name}: {what}") from None
     if not any(file.tokens for file in files):
-        raise KieloError(
-            f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token. "
-            "Fix: other files, or leave the source out"
-        )
+        what = f"tokens = {place!r}: {len(files)} files, none of which has a token"
+        raise KieloError(f"corpus.sources, {name}: {what}. Fix: other files, or leave the source out")
     return FoundFiles(folder, tuple(files), times_ns, tuple(unread))
 
 
 def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
-    """Return the data files of source `name` at `place`, and the names of other files below it.
-
-    Raises KieloError if there is no data file, and for files of tokens in another format.
-    """
+    """Return the data files of source `name`, and names of others there. KieloError as `find_token_files`."""
     paths, unread = _find(place, leave_out)
     if data := [path for path in unread if _UNREAD_TOKENS.search(path) and not _is_left_out(path, leave_out)]:
         raise KieloError(
@@ -140,9 +125,8 @@ def check_unchanged(
             ) from None
         if size == file.bytes and times == tuple(noted):
             continue
-        how = "its data, index or loss mask was rewritten"
-        if size != file.bytes:
-            how = f"{size:,} bytes, described were {file.bytes:,}"
+        is_as_large, now = size == file.bytes, f"{size:,} bytes, described were {file.bytes:,}"
+        how = "its data, index or loss mask was rewritten" if is_as_large else now
         raise KieloError(
             f"{path}: changed since the pack stage described it ({how}); source {name} is read in place. "
             "Fix: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the content is "
@@ -151,7 +135,6 @@ def check_unchanged(
 
 
 def checksum(folder: Path, file: TokenFile) -> str:
-    """Return the xxh3-128 of all bytes of a file, its index and its mask, in hexadecimal."""
     return hash_json([hash_file(path) for path in _parts(folder, file)])
 
 
@@ -166,31 +149,22 @@ def _parts(folder: Path, file: TokenFile) -> list[Path]:
     return [path, *([index] if index and file.index_bytes else []), *beside]
 
 
-def _width(source: Source, vocab_size: int) -> int:
-    if source.tokens_dtype is not None:
-        return 2 if source.tokens_dtype == "uint16" else 4
-    return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2
-
-
 def _find(place: str, leave_out: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the data files at a place, and the names of other files below its folders."""
     place = os.path.expanduser(place)
     found = sorted(glob.glob(place, recursive=True)) if glob.has_magic(place) else [place]
     paths: set[Path] = set()
     unread: set[str] = set()
     for entry in found:
         if os.path.isdir(entry):
-            below = [Path(root, name) for root, _, names in os.walk(entry) for name in names]
+            below = {Path(root, name) for root, _, names in os.walk(entry) for name in names}
             names = {path: path.relative_to(entry).as_posix() for path in below}
+            data = [path for path in below if path.name.endswith(_SUFFIXES) and path.name[0] != "."]
             read = {
-                path
-                for path in below
-                if _is_in_folder(path.name) and not _is_left_out(names[path], leave_out)
+                path for path in data if not is_mask(path.name) and not _is_left_out(names[path], leave_out)
             }
+            others = below - read
             paths |= read
-            unread |= {
-                name for path, name in names.items() if path not in read and not _is_beside(path, read)
-            }
+            unread |= {names[path] for path in others if not _is_beside(path, read)}
         elif entry.endswith(".idx"):
             paths.add(Path(entry.removesuffix(".idx") + ".bin"))
         elif entry.endswith(_SUFFIXES) and not is_mask(os.path.basename(entry)):
@@ -205,16 +179,8 @@ def _is_left_out(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _is_beside(path: Path, read: set[Path]) -> bool:
-    """Return True for the index, metadata or mask of a data file that is read."""
     name = path.name
     owners = {name.removesuffix(end) for end in (".index", ".metadata", ".loss")}
     owners |= {name.removesuffix(end) + ".bin" for end in (".idx", ".loss_mask")}
     owners |= {name.removesuffix(".loss_mask") + ".npy"}
     return is_mask(name) or any(path.with_name(owner) in read for owner in owners - {name})
-
-
-_SUFFIXES = tuple(kind.suffix for kind in FORMATS.values())
-
-
-def _is_in_folder(name: str) -> bool:
-    return name.endswith(_SUFFIXES) and not name.startswith(".") and not is_mask(name)

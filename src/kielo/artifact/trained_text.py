@@ -3,30 +3,22 @@
 RUN/corpus, RUN/tokenizer and RUN/tokens are one text. RUN/train/checkpoints was trained on it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.checkpoint_folder import step_folders
-from kielo.artifact.manifest import DAMAGED_FILE, differences, read_manifest
+from kielo.artifact.manifest import DAMAGED_FILE, Hashes, Table, differences, read_manifest
 from kielo.recipe.errors import KieloError
 
 NAMED_DIFFERENCES = 4
 
 
 def has_trained(run_folder: Path | str) -> bool:
-    """Return True if the run has a checkpoint, even a damaged one, or a finished training."""
     train = Path(run_folder) / "train"
     return bool(_checkpoints(train / "checkpoints")) or read_manifest(train) is not None
 
 
-def refuse_to_replace(
-    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
-) -> None:
-    """Raise KieloError if the run has checkpoints and its finished data stage in `folder` would change.
-
-    `kind` … `section` are `manifest.is_current`'s. A missing folder is no error: nothing is replaced.
-    """
+def refuse_to_replace(folder: Path | str, kind: str, version: int, inputs: Hashes, section: Table) -> None:
+    """Raise KieloError if the run has checkpoints and its data stage, given as in `is_current`, changed."""
     changed = differences(folder, kind, version, inputs, section)
     if not changed:
         return

@@ -22,8 +22,6 @@ class Complaint(JsonObject):
 
 
 class NodeVerdict(JsonObject):
-    """A node, and whether its ranks passed every check."""
-
     name: str
     """The scheduler's name of the node, or its host name."""
     ranks: list[int]
@@ -31,11 +29,8 @@ class NodeVerdict(JsonObject):
 
 
 class CheckReport(JsonObject):
-    """A check of the job."""
-
     name: str
     summary: str
-    """The findings in a line."""
     seconds: float
     """0 if it did not run."""
     found: list[Any]
@@ -71,7 +66,6 @@ class Settings(JsonObject):
     ours: JsonTable
     theirs: JsonTable
     differing: list[str]
-    """Names of the settings that differ."""
 
 
 class Losses(JsonObject):
@@ -88,21 +82,16 @@ class Losses(JsonObject):
 
 
 class GradientNorms(JsonObject):
-    """The gradient norm of each optimiser step, before clipping."""
-
     ours: list[float]
     theirs: list[float]
 
 
 class FirstDifference(JsonObject):
-    """The first known place where the two sides differ."""
-
     layer: str | None = None
     """First layer whose outputs or gradients differ."""
     where: str | None = None
     """Pass in which that layer differs."""
     relative_difference: float | None = None
-    """Relative distance of that layer's values."""
     settings: list[str] | None = None
     weight: str | None = None
     """First weight that differs most; null: none differs."""
@@ -196,5 +185,4 @@ class Parity(JsonFile):
 
 
 def loss_limits(tolerance: float, rounding_differences: list[float]) -> list[float]:
-    """Return the largest relative difference of each step's losses that passes."""
     return [max(tolerance, ROUNDING_FACTOR * value) for value in rounding_differences]

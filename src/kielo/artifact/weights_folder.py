@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,13 +36,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def resolve_weights(reference: str) -> Path:
     """Return the local folder of `reference`. Weights on the hub are downloaded into its cache once.
 
-    A name without revision is also looked up in the cache first, so that a new commit does not change the
-    training. Raises KieloError for a folder that does not exist and a hub that does not answer.
+    The cache comes first, so that a new commit does not change the training. KieloError if there is none.
     """
     if (found := weights_here(reference)) is not None:
         return found
-    where = reference.removeprefix("hf:")
-    if where.startswith(("/", ".", "~")) or where.count("/") != 1:
+    if not _is_repository(where := reference.removeprefix("hf:")):
         of_run = ", which the stage export of a run makes" if Path(where).name == "hf" else ""
         raise KieloError(
             f"model.weights = {reference!r}: there is no folder {where}{of_run}. Fix: hf:FOLDER, "
@@ -56,9 +55,8 @@ def resolve_weights(reference: str) -> Path:
 def resolve_tokenizer(path: str) -> Path:
     """Return the folder of a ready tokenizer, or of hf:OWNER/NAME[@REVISION], downloaded like weights."""
     where = path.removeprefix("hf:")
-    folder = Path(where).expanduser()
-    if where == path or folder.is_dir():
-        return folder
+    if where == path or Path(where).expanduser().is_dir():
+        return Path(where).expanduser()
     if (found := _here(where, _has_tokenizer)) is not None:
         return found
     if prefetched_folder() is not None:
@@ -69,23 +67,23 @@ def resolve_tokenizer(path: str) -> Path:
 def is_on_hub(reference: str | None) -> bool:
     """Return True for hf:OWNER/NAME[@REVISION] if no such folder exists here."""
     where = (reference or "").removeprefix("hf:")
-    is_name = where != reference and where.count("/") == 1 and where[0] not in "/.~"
-    return is_name and not Path(where).is_dir()
+    return where != reference and _is_repository(where) and not Path(where).is_dir()
+
+
+def _is_repository(where: str) -> bool:
+    return where.count("/") == 1 and where[0] not in "/.~"
 
 
 def tokenizer_here(path: str) -> Path | None:
-    """Return the folder of a ready tokenizer if it is on this machine. Nothing is downloaded."""
     folder = Path(path.removeprefix("hf:")).expanduser()
     return folder if not is_on_hub(path) else _here(path.removeprefix("hf:"), _has_tokenizer)
 
 
 def weights_here(reference: str) -> Path | None:
-    """Return the folder of `reference` if it is on this machine. Nothing is downloaded."""
     where = reference.removeprefix("hf:")
-    folder = Path(where).expanduser()
-    if folder.is_dir():
+    if (folder := Path(where).expanduser()).is_dir():
         return folder
-    return _here(where, _has_weights) if where.count("/") == 1 and where[0] not in "/.~" else None
+    return _here(where, _has_weights) if _is_repository(where) else None
 
 
 def pinned(reference: str, folder: Path) -> str:
@@ -97,11 +95,7 @@ def pinned(reference: str, folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> Mapping[Path, list[str] | None]:
-    """Return each file of weights in `folder` → the tensors in an index, or None for a single file.
-
-    Raises KieloError for a folder without weights, and for an index that is damaged or names files that do
-    not exist or are in another folder.
-    """
+    """Return each file of weights → its tensors by an index, None for a single file. KieloError."""
     chosen, _ = _chosen(Path(folder))
     return _files_of(Path(folder), chosen)
 
@@ -114,8 +108,7 @@ def passed_over_in_words(folder: Path) -> str:
         return ""
     read = _names_in(folder, chosen)
     # The index of an export names its single file.
-    unread = [name for name in others if not _names_in(folder, name) <= read]
-    if not unread:
+    if not (unread := [name for name in others if not _names_in(folder, name) <= read]):
         return ""
     return (
         f"{folder} has more than one set of weights: {chosen} is read, as transformers does, and not "
@@ -147,8 +140,7 @@ def _named_file(folder: Path) -> str | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None  # the reader of the model complains
-    name = content.get(_NAMED_FILE) if isinstance(content, dict) else None
-    if name is None:
+    if not isinstance(content, dict) or (name := content.get(_NAMED_FILE)) is None:
         return None
     is_plain = isinstance(name, str) and re.fullmatch(r"[^/\\\0]+\.safetensors(\.index\.json)?", name)
     if not is_plain or not (folder / name).is_file():
@@ -180,14 +172,12 @@ def _indexed(folder: Path, index: str) -> Mapping[Path, list[str]]:
             raise KieloError(f"{path}: {tensor} is in {name!r}, which is no name of a file in that folder")
         files.setdefault(folder / name, []).append(tensor)
     files = dict(sorted(files.items()))
-    absent = [path.name for path in files if not path.is_file()]
-    if absent:
+    if absent := [path.name for path in files if not path.is_file()]:
         raise KieloError(f"{folder}: {index} names files that do not exist: {', '.join(absent[:8])}")
     return files
 
 
 def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
-    """Return a JSON object of the file `path`. KieloError for a repeated key."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
@@ -201,29 +191,31 @@ def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
     The hub is not asked, because thousands of ranks can call. Without the patterns of the download, newer
     clients refuse a snapshot that lacks any other file of the repository.
     """
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    name, _, revision = where.partition("@")
     prefetched = prefetched_folder()
     hubs = [prefetched / HUB_FOLDER, None] if prefetched else [None]
     for hub, pattern in product(hubs, ("*.safetensors", "*.bin", _TOKENIZER_FILE)):
-        try:
-            folder = Path(
-                snapshot_download(
-                    name,
-                    revision=revision or None,
-                    cache_dir=hub,
-                    local_files_only=True,
-                    allow_patterns=[*_SMALL_FILES, pattern],
-                    ignore_patterns=["*/*"],
-                )
-            )
-        except (LocalEntryNotFoundError, ValueError):
-            continue
-        if is_whole(folder):
-            return folder
+        with suppress(LocalEntryNotFoundError, ValueError):
+            if is_whole(folder := _snapshot(where, pattern, hub, is_here=True)):
+                return folder
     return None
+
+
+def _snapshot(where: str, pattern: str, hub: Path | None, is_here: bool = False) -> Path:
+    """Return the snapshot with small files and `pattern`, without subfolders, which have other formats."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = where.partition("@")
+    found = snapshot_download(
+        name,
+        revision=revision or None,
+        cache_dir=hub,
+        local_files_only=is_here,
+        allow_patterns=[*_SMALL_FILES, pattern],
+        ignore_patterns=["*/*"],
+    )
+    return Path(found)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -241,8 +233,7 @@ def _has_tokenizer(folder: Path) -> bool:
 def fetch_weights(reference: str, hub: Path | None = None) -> Path:
     """Download the weights of hf:OWNER/NAME[@REVISION] and return their snapshot. A broken download resumes.
 
-    hub: the folder of repositories; default: the client's cache. Raises KieloError if the hub does not answer
-    or has no such weights.
+    hub: the folder of repositories; default: the client's cache. KieloError if it does not have them.
     """
     folder = _fetched(f"model.weights = {reference!r}", reference, "*.safetensors", hub)
     if not any(folder.glob("*.safetensors")):
@@ -252,7 +243,6 @@ def fetch_weights(reference: str, hub: Path | None = None) -> Path:
 
 
 def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
-    """Download the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does."""
     folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
         name = path.removeprefix("hf:").partition("@")[0]
@@ -267,18 +257,11 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
 
     name, _, revision = reference.removeprefix("hf:").partition("@")
     try:
-        # Subfolders of the repository, copies in other formats, are left out, except the templates below.
-        snapshot = snapshot_download(
-            name,
-            revision=revision or None,
-            allow_patterns=[*_SMALL_FILES, pattern],
-            ignore_patterns=["*/*"],
-            cache_dir=hub,
-        )
-        commit = Path(snapshot).name if _COMMIT.fullmatch(Path(snapshot).name) else revision or None
+        snapshot = _snapshot(reference.removeprefix("hf:"), pattern, hub)
+        commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else revision or None
         templates = [f"{TEMPLATES_FOLDER}/*.jinja"]
         snapshot_download(name, revision=commit, allow_patterns=templates, cache_dir=hub)
-        return Path(snapshot)
+        return snapshot
     except Exception as error:  # the client has a dozen kinds of errors for missing files and networks
         raise KieloError(
             f"{what}: the folder {name} does not exist, and the Hugging Face hub did not give it "

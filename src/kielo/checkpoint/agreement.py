@@ -23,9 +23,7 @@ class Agreement:
         self.size = dist.get_world_size(group) if self.distributed else 1
 
     def gather(self, value: T) -> list[T]:
-        if self.size == 1:
-            return [value]
-        return objects.all_gather(value, self.group)
+        return [value] if self.size == 1 else objects.all_gather(value, self.group)
 
     def on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0. Return its result, or raise its error as KieloError, on every rank."""
@@ -67,9 +65,7 @@ class Agreement:
         values = objects.gather(value, self.group) if self.size > 1 else [value]
         parts: list[R] = []
         self.on_first(lambda: parts.extend(divide(values)))
-        if self.size == 1:
-            return parts[0]
-        return objects.scatter(parts, self.group)
+        return parts[0] if self.size == 1 else objects.scatter(parts, self.group)
 
     def refuse_together(self, complaint: str | None) -> None:
         """Raise KieloError on every rank if any rank complains: the first complaint, with its rank."""

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from kielo.checkpoint.export_stage import tokenizer_files
-from kielo.dataset.packed_documents import SampleDocument
+from kielo.dataset.query import SampleDocument
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.chat_template import ChatTemplate, LaidOut, has_chat_template
 from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object
@@ -59,21 +59,20 @@ _ODD_CHAT = [
 ]
 
 
-class Comparison(NamedTuple):
-    """The result of a comparison. Texts that spell a control token are left out.
+Files = Mapping[str, bytes]  # of a tokenizer, by name
+Sample = Sequence[SampleDocument]
 
-    difference: the first of the texts, the end token or the vocabulary, in words. of_chats, of_template: the
-    first conversation with other ids, or that is rendered differently. added: tokens without a row in the
-    model.
-    """
+
+class Comparison(NamedTuple):
+    """The result of a comparison. Texts that spell a control token are left out."""
 
     texts: int
     conversations: int
     left_out: int
-    difference: str | None
-    of_chats: str | None = None
-    of_template: str | None = None
-    added: tuple[str, ...] = ()
+    difference: str | None  # the first of the texts, the end token or the vocabulary, in words
+    of_chats: str | None = None  # the first conversation with other ids
+    of_template: str | None = None  # the first conversation that is rendered differently
+    added: tuple[str, ...] = ()  # tokens without a row in the model
 
     @property
     def is_exact(self) -> bool:
@@ -84,9 +83,7 @@ def is_installed() -> bool:
     return find_spec("transformers") is not None
 
 
-def compare_folder(
-    folder: Path, model_type: str | None, sample: Sequence[SampleDocument]
-) -> tuple[str, list[str]]:
+def compare_folder(folder: Path, model_type: str | None, sample: Sample) -> tuple[str, list[str]]:
     """Compare AutoTokenizer's ids with Kielo's. Return a report and warnings; KieloError for other texts."""
     if not is_installed():
         return NOT_COMPARED, []
@@ -123,12 +120,7 @@ def compare_folder(
     return said, warnings
 
 
-def compare(
-    files: Mapping[str, bytes],
-    model_type: str | None,
-    tokenizer: TextTokenizer,
-    sample: Sequence[SampleDocument],
-) -> Comparison:
+def compare(files: Files, model_type: str | None, tokenizer: TextTokenizer, sample: Sample) -> Comparison:
     """Compare AutoTokenizer's ids, beside a model of `model_type`, with the stored ids or with Kielo's."""
     kept = _without_control_tokens(tokenizer, sample)
     chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
@@ -149,12 +141,8 @@ def compare(
 
 
 def agreed_files(
-    files: Mapping[str, bytes],
-    model_type: str | None,
-    tokenizer: TextTokenizer,
-    sample: Sequence[SampleDocument],
+    files: Files, model_type: str | None, tokenizer: TextTokenizer, sample: Sample
 ) -> dict[str, bytes]:
-    """Return files with Kielo's ids, unchanged or with a plain configuration. KieloError if none."""
     for change in (lambda files, _: dict(files), plain_files, coded_files):
         found = compare(candidate := change(files, tokenizer), model_type, tokenizer, sample)
         if found.is_exact:
@@ -165,36 +153,33 @@ def agreed_files(
     )
 
 
-def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
+def plain_files(files: Files, tokenizer: TextTokenizer) -> dict[str, bytes]:
     """Return the files with a tokenizer_config.json by which AutoTokenizer reads tokenizer.json as it is."""
     plain = {name: content for name, content in files.items() if name not in _OTHER_CONFIGS}
     config = json.loads(files.get(CONFIG_FILE, b"{}"))
     added = {one.content for one in tokenizer.whole.get_added_tokens_decoder().values() if one.special}
     control = set(tokenizer.for_text.control_tokens.values()) | added
     roles = {role: name for role in _ROLES if (name := role_name(tokenizer, role)) in control}
-    others = sorted(
-        (control & added) - set(roles.values()), key=lambda name: tokenizer.whole.token_to_id(name) or 0
-    )
+    others = (control & added) - set(roles.values())
     written = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
     written |= {key: config[key] for key in _HARMLESS.split() if key in config} | roles
     if others:
-        written["additional_special_tokens"] = others
+        by_id = sorted(others, key=lambda name: tokenizer.whole.token_to_id(name) or 0)
+        written["additional_special_tokens"] = by_id
     splits = read_object(tokenizer.folder / TOKENIZER_FILE).get("pre_tokenizer") or {}
     if "add_prefix_space" in splits:  # transformers 4 sets it to False without the key
         written["add_prefix_space"] = splits["add_prefix_space"]
     return plain | {CONFIG_FILE: json_bytes(written)}
 
 
-def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
+def coded_files(files: Files, tokenizer: TextTokenizer) -> dict[str, bytes]:
     """Return the plain files with a class of their own, or transformers 5 takes a Qwen 2 model's class."""
     plain = plain_files(files, tokenizer)
     config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
     return plain | {CONFIG_FILE: json_bytes(config), CODE_FILE: CODE.encode()}
 
 
-def fix_in_words(
-    files: Mapping[str, bytes], tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
-) -> str:
+def fix_in_words(files: Files, tokenizer: TextTokenizer, sample: Sample) -> str:
     """Return the change of the configuration by which AutoTokenizer gives Kielo's ids, tried out."""
     config = json.loads(files.get(CONFIG_FILE, b"{}")) | {"tokenizer_class": PLAIN_CLASS}
     said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in {CONFIG_FILE} of tokenizer.path, or of a copy of it'
@@ -221,9 +206,7 @@ def _auto_tokenizer(files: Mapping[str, bytes], model_type: str | None) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _without_control_tokens(
-    tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
-) -> list[SampleDocument]:
+def _without_control_tokens(tokenizer: TextTokenizer, sample: Sample) -> list[SampleDocument]:
     """Leave out texts that spell a control token, perhaps after the normaliser."""
     names = [*tokenizer.for_text.control_tokens.values(), *tokenizer.for_text.hidden_names]
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
@@ -233,7 +216,6 @@ def _without_control_tokens(
 
 
 def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[LaidOut]:
-    """Lay conversations out, with the stored ids if there are any."""
     if not chats:
         return []
     ours = ChatTemplate(tokenizer).lay_out([(one.place, one.messages or []) for one in chats])
@@ -243,13 +225,11 @@ def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list
     ]
 
 
-def _difference(
-    theirs: Any, tokenizer: TextTokenizer, texts: Sequence[SampleDocument], ours: list[list[int]]
-) -> str | None:
-    found = [theirs(one.text, add_special_tokens=False, verbose=False).input_ids for one in texts]
-    for one, their_ids, our_ids in zip(texts, found, ours, strict=True):
-        if list(their_ids) != our_ids:
-            return _in_words(one, our_ids, list(their_ids), tokenizer, theirs)
+def _difference(theirs: Any, tokenizer: TextTokenizer, texts: Sample, ours: list[list[int]]) -> str | None:
+    for one, our_ids in zip(texts, ours, strict=True):
+        their_ids = list(theirs(one.text, add_special_tokens=False, verbose=False).input_ids)
+        if their_ids != our_ids:
+            return _in_words(one, our_ids, their_ids, tokenizer, theirs)
     return next(_other_differences(theirs, tokenizer), None)
 
 
@@ -272,7 +252,7 @@ def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
 
 
 def _difference_of_chats(
-    theirs: Any, tokenizer: TextTokenizer, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
+    theirs: Any, tokenizer: TextTokenizer, chats: Sample, laid_out: Sequence[LaidOut]
 ) -> str | None:
     for one, ours in zip(chats, laid_out, strict=True):
         found = _bare(theirs(ours.text, add_special_tokens=False, verbose=False).input_ids, tokenizer)
@@ -281,9 +261,7 @@ def _difference_of_chats(
     return None
 
 
-def _difference_of_template(
-    theirs: Any, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
-) -> str | None:
+def _difference_of_template(theirs: Any, chats: Sample, laid_out: Sequence[LaidOut]) -> str | None:
     for one, ours in zip(chats, laid_out, strict=True):
         try:
             rendered = theirs.apply_chat_template(one.messages, tokenize=False)
@@ -307,16 +285,13 @@ def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
 def _in_words(
     one: SampleDocument, ours: list[int], theirs: list[int], tokenizer: TextTokenizer, their_tokenizer: Any
 ) -> str:
-    first = next(
-        (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
+    first = len(os.path.commonprefix([ours, theirs]))
     around = slice(max(0, first - _SHOWN // 2), first + _SHOWN)
-    our_names = [tokenizer.whole.id_to_token(number) for number in ours[around]]
-    their_names = their_tokenizer.convert_ids_to_tokens(theirs[around])
+    our_names = " ".join(str(tokenizer.whole.id_to_token(number)) for number in ours[around])
+    their_names = " ".join(map(str, their_tokenizer.convert_ids_to_tokens(theirs[around])))
     return (
-        f"{one.place}: {one.text[:60]!r}: from id {around.start} on {ours[around]} "
-        f"({' '.join(map(str, our_names))}) here and {theirs[around]} "
-        f"({' '.join(map(str, their_names))}) there"
+        f"{one.place}: {one.text[:60]!r}: from id {around.start} on {ours[around]} ({our_names}) here and "
+        f"{theirs[around]} ({their_names}) there"
     )
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from kielo.artifact.checkpoint_faults import CheckpointFile
-from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name, step_of
+from kielo.artifact.checkpoint_folder import INDEX_NAME, CheckpointFile, rank_file_name, step_of
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
@@ -38,6 +37,7 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import as_stored_now
 
 _MODEL = "model/"
+Indexes = Mapping[Path, CheckpointIndex]  # of checkpoints
 # Plain state that belongs to one step of a run, and so not to an average.
 _OF_A_MOMENT = ("loss", "guard", "optimiser_updates")
 _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the index together
@@ -46,17 +46,20 @@ _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the ind
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
     """Write the mean of the model weights of at least two checkpoints as the folder `to`. Return it.
 
-    It is written whole or not at all, from verified files, by sums in fp64, with each tensor's dtype and the
-    plain state of the newest checkpoint. Raise KieloError for damage, a full disk, a `to` that exists, and
-    for checkpoints that differ in their training or their tensors.
+    It is whole or not at all, by sums in fp64, with dtypes and plain state of the newest checkpoint. Raise
+    KieloError for damage, a full disk, a `to` that exists, and checkpoints of other training or tensors.
     """
-    began = time.monotonic()
-    to = Path(to)
-    _refuse_place(to)
+    began, to = time.monotonic(), Path(to)
+    if os.path.lexists(to):
+        raise KieloError(f"{to}: exists already. Nothing was written. Fix: name a new folder")
+    if step_of(to) is not None:
+        raise KieloError(
+            f"{to}: step_… is the name of a run's own checkpoints, and training cannot resume from an "
+            "average. Fix: another name"
+        )
     # `checkpoints/newest`, a symbolic link, becomes the name that people want to read.
-    indexes = {
-        path: read_index(path) for path in sorted((Path(one).resolve() for one in checkpoints), key=str)
-    }
+    paths = sorted((Path(one).resolve() for one in checkpoints), key=str)
+    indexes = {path: read_index(path) for path in paths}
     _refuse_misfit(indexes, len(checkpoints))
     for path, index in indexes.items():
         verify(path, index, _model_names(index))
@@ -82,9 +85,7 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
     return to
 
 
-def _write_means(
-    partial: Path, index: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex]
-) -> CheckpointFile:
+def _write_means(partial: Path, index: CheckpointIndex, indexes: Indexes) -> CheckpointFile:
     sources = [CheckpointRows(path, source) for path, source in indexes.items()]
     # Wide dtypes first, so that every tensor starts aligned.
     entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
@@ -98,25 +99,19 @@ def _write_means(
             ours = name.removeprefix(_MODEL)
             wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
             for rows in row_blocks(wide):
-                mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
+                added = sources[0].read(wide, rows)
+                for source in sources[1:]:
+                    added += source.read(wide, rows)
+                mean = added.div_(len(sources)).to(DTYPES[entry.dtype])
                 stream.write_rows(mean)
                 bar.update(mean.nbytes)
         return stream.close().of_save(index.save_id)
 
 
-def _mean(sources: Sequence[CheckpointRows], tensor: FileTensor, rows: slice) -> torch.Tensor:
-    total = sources[0].read(tensor, rows)
-    for source in sources[1:]:
-        total += source.read(tensor, rows)
-    return total.div_(len(sources))
-
-
-def _averaged_index(
-    newest: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex], save_id: str
-) -> CheckpointIndex:
-    by_step = sorted(indexes.items(), key=lambda item: item[1].step)
+def _averaged_index(newest: CheckpointIndex, indexes: Indexes, save_id: str) -> CheckpointIndex:
     averaged_from = [
-        SourceCheckpoint(name=path.name, step=index.step, save_id=index.save_id) for path, index in by_step
+        SourceCheckpoint(name=path.name, step=index.step, save_id=index.save_id)
+        for path, index in sorted(indexes.items(), key=lambda item: item[1].step)
     ]
     kept = {key: value for key, value in newest.plain.content().items() if key not in _OF_A_MOMENT}
     plain = PlainState(**kept | {"averaged_from": averaged_from})
@@ -137,17 +132,7 @@ def _model_names(index: CheckpointIndex) -> list[str]:
     return list(filter(_is_of_model, index.names()))
 
 
-def _refuse_place(to: Path) -> None:
-    if os.path.lexists(to):
-        raise KieloError(f"{to}: exists already. Nothing was written. Fix: name a new folder")
-    if step_of(to) is not None:
-        raise KieloError(
-            f"{to}: step_… is the name of a run's own checkpoints, and training cannot resume from an "
-            "average. Fix: another name"
-        )
-
-
-def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> None:
+def _refuse_misfit(indexes: Indexes, num_given: int) -> None:
     if len({index.save_id for index in indexes.values()}) < num_given:
         raise KieloError("a checkpoint was given twice and would count twice. Fix: give each once")
     if num_given < 2:
@@ -156,18 +141,13 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
     if not _model_names(first):
         raise KieloError(f"{first_path}: has no model tensors")
     for path, other in others:
-        changed = _changed_keys(_identity(first_path, first), _identity(path, other))
+        what, changed = "", _changed_keys(_identity(first_path, first), _identity(path, other))
         if changed:
-            raise KieloError(
-                f"{path}: is of another run than {first_path} (the identity differs in "
-                f"{some_names(changed)}). Fix: checkpoints of one run"
-            )
-        if _described(first) != _described(other):
-            differing = sorted({name for name, _ in _described(first).items() ^ _described(other).items()})
-            raise KieloError(
-                f"{path}: other names, shapes, dtypes or ties than in {first_path}: {some_names(differing)}. "
-                "Fix: checkpoints of one run"
-            )
+            what = f"is of another run than {first_path} (the identity differs in {some_names(changed)})"
+        elif differing := sorted({name for name, _ in _described(first).items() ^ _described(other).items()}):
+            what = f"other names, shapes, dtypes or ties than in {first_path}: {some_names(differing)}"
+        if what:
+            raise KieloError(f"{path}: {what}. Fix: checkpoints of one run")
     odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
     if odd:
         raise KieloError(f"{first_path}: whole numbers and switches have no useful mean: {some_names(odd)}")

@@ -15,8 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint
-from kielo.artifact.checkpoint_folder import saved_step, step_folder_name, step_folders
+from kielo.artifact.checkpoint_folder import (
+    Fault,
+    FaultyCheckpoint,
+    saved_step,
+    step_folder_name,
+    step_folders,
+)
 from kielo.artifact.checkpoint_index import PlainState, read_plain
 from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
@@ -28,6 +33,7 @@ from kielo.checkpoint.saving import Save, Saver, Staging, room_needed
 from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
+Tensors = dict[str, torch.Tensor]  # name → Tensor (equal on all ranks) or DTensor
 
 
 class Checkpointer:
@@ -70,7 +76,7 @@ class Checkpointer:
             self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
         )
 
-    def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
+    def reserve(self, tensors: Tensors) -> None:
         """Allocate the host memory for saves of these tensors and plan them, so that no step waits for it."""
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
@@ -79,36 +85,33 @@ class Checkpointer:
     def save(
         self,
         step: int,
-        tensors: dict[str, torch.Tensor],
+        tensors: Tensors,
         plain: JsonTable,
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
         """Begin to write `step_{step:08d}`, after the save under way. Return when the tensors may change.
 
-        tensors: name → Tensor (equal on all ranks) or DTensor. plain: rank 0's is kept. After publication
-        older checkpoints are pruned, except the newest up to `kept_step`. None is pruned if `keep_all` says
-        why (an alert). A failed save (disk full, I/O error, a tensor that is not finite) leaves nothing,
-        touches no earlier checkpoint and calls `on_alert`. Only `settle` raises. Raise KieloError on every
-        rank if the save is not permitted.
+        plain: rank 0's is kept. After publication older checkpoints are pruned, except the newest up to
+        `kept_step`. None is pruned if `keep_all` says why (an alert). A failed save (disk full, I/O error, a
+        tensor that is not finite) leaves nothing, touches no earlier checkpoint and calls `on_alert`. Only
+        `settle` raises. Raise KieloError on every rank if the save is not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
         save = self._staged(step, tensors, plain, kept_step, keep_all)
         self._under_way = self._writer.submit(self._saver.write, save)
 
-    def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
+    def copy_to_memory(self, step: int, tensors: Tensors, plain: JsonTable) -> None:
         """Begin to copy the state to the nodes' memory. Return as `save` does. A failed copy is an alert."""
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
         self._wait()
-        self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
+        save = self._staged(step, tensors, plain, None, None)
+        self._under_way = self._writer.submit(self._memory_copies.write, save)
 
     def settle(self) -> Path | None:
-        """Wait for the save under way. Return the newest checkpoint published here (or `go_back_to`'s).
-
-        Copies in memory are removed. Raise KieloError on every rank if the last save failed.
-        """
+        """Wait for the save under way. Return the newest checkpoint of here. KieloError if that failed."""
         self._wait()
         if self._failure is not None:
             raise KieloError(self._failure)
@@ -124,18 +127,14 @@ class Checkpointer:
         return shortage(folder, *room_needed(self.planner.whole, plain_bytes=0))
 
     def go_back_to(self, step: int) -> Path | None:
-        """Remove all checkpoints later than this step's, and return it; None, if it is missing or damaged.
-
-        Raise FaultyCheckpoint on every rank if it is unreadable or of another version.
-        """
+        """Remove later checkpoints. Return this step's, None without it; FaultyCheckpoint if unreadable."""
         self._wait()
         path = self.folder / step_folder_name(step)
         if not self._ranks.on_first(lambda: path in step_folders(self.folder)):
             return None
-        fault = self._verification.find_fault(path)
-        if fault is not None and fault.kind != "damaged":
-            raise FaultyCheckpoint(path, fault)
-        if fault is not None:
+        if (fault := self._verification.find_fault(path)) is not None:
+            if fault.kind != "damaged":
+                raise FaultyCheckpoint(path, fault)
             self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
             return None
         if self._memory_copies is not None:
@@ -188,23 +187,16 @@ class Checkpointer:
         return None
 
     def plain(self, path: Path) -> JsonTable:
-        """Read the plain JSON state of the checkpoint `path` on rank 0, for all ranks."""
         return self._ranks.on_first(lambda: read_plain(path))
 
-    def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
+    def restore(self, path: Path, tensors: Tensors) -> JsonTable:
         """Fill all `tensors` in place, or none (KieloError). Return the checkpoint's plain state."""
         self._wait()
-        path = Path(path)
-        self._verification.require(path)
-        return fill(path, tensors, self._ranks)
+        self._verification.require(Path(path))
+        return fill(Path(path), tensors, self._ranks)
 
     def _staged(
-        self,
-        step: int,
-        tensors: dict[str, torch.Tensor],
-        plain: JsonTable,
-        kept_step: int | None = None,
-        keep_all: str | None = None,
+        self, step: int, tensors: Tensors, plain: JsonTable, kept_step: int | None, keep_all: str | None
     ) -> Save:
         copies = self._staging.copy(untied(tensors))
         # As it is now, and nothing that JSON cannot hold.
@@ -216,8 +208,7 @@ class Checkpointer:
         """Wait for the writing thread, which then has no collective of its own running."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
-            saved = under_way.result()
-            if saved is None:  # a copy in memory
+            if (saved := under_way.result()) is None:  # a copy in memory
                 return
             published, self._failure = saved
             if published is not None:

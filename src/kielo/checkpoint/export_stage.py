@@ -8,7 +8,7 @@ from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
-from kielo.tokenizer.facts import main_files, side_files
+from kielo.tokenizer.load import main_files, side_files
 
 KIND, VERSION = "export", 3
 CARD_FILE = "README.md"
@@ -18,21 +18,14 @@ SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export.
-
-    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from.
-    None is "source" if the checkpoint knows them, else "fp32". is_replacing: replace another export.
-    """
-
-    dtype: str | None = None
+    # "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from.
+    dtype: str | None = None  # None: "source" if the checkpoint knows them, else "fp32"
     max_shard_bytes: int = 5_000_000_000
-    is_replacing: bool = True
+    is_replacing: bool = True  # replace another export
 
 
 @dataclass(frozen=True)
 class WantedExport:
-    """The content of an export, with its complete model and its chosen dtype, and its stage."""
-
     checkpoint: Path
     index: CheckpointIndex
     model: CompleteModel
@@ -45,7 +38,6 @@ class WantedExport:
 def wanted_export(
     checkpoint: Path, to: Path, model: CompleteModel, tokenizer_folder: Path | None, options: ExportOptions
 ) -> WantedExport:
-    """Describe the export of a checkpoint to the folder `to`. Write nothing; KieloError for bad input."""
     checkpoint, index = Path(checkpoint), read_index(checkpoint)
     dtype = _chosen_dtype(checkpoint, index, options.dtype)
     if options.max_shard_bytes < 1:

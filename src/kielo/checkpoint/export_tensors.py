@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
+from kielo.checkpoint import tensor_table
 from kielo.checkpoint.export_stage import DTYPE_NAMES, SOURCE
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import (
-    DTYPES,
-    StoredTensor,
-    is_finite,
-    moved,
-    nbytes,
-    overlap,
-    read_table,
-    whole_box,
-)
+from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, moved
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError
@@ -42,14 +34,14 @@ class FileTensor:
 
     @property
     def bytes(self) -> int:
-        return nbytes(self.dtype, self.shape)
+        return tensor_table.nbytes(self.dtype, self.shape)
 
 
 def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> list[FileTensor]:
     """List the tensors of an export in the model's order. The checkpoint must have every parameter.
 
-    dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
-    which the checkpoint stores as `source_tensors`. KieloError if that record does not fit the model.
+    dtype: a key of EXPORT_DTYPES, or "source", as in the checkpoint's `source_tensors`. KieloError if
+    that record does not fit the model.
     """
     names = families.module(model.model_type, "tables")
     grouped = by_stored_name(names.to_hugging_face(model))
@@ -59,19 +51,12 @@ def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> li
         # Some files of tied models contain the head too.
         if head.name in source if dtype == SOURCE else getattr(names, "STORES_TIED_HEAD", False):
             grouped[head.name] = {"embed.weight": head}
-    if dtype != SOURCE:
-        return [_file_tensor(index, name, EXPORT_DTYPES[dtype], pieces) for name, pieces in grouped.items()]
-    prefix = getattr(names, "BASE_MODEL_PREFIX", "")
-    return [
-        _file_tensor(index, *_in_source(name, source, prefix), pieces) for name, pieces in grouped.items()
-    ]
-
-
-def _file_tensor(
-    index: CheckpointIndex, name: str, dtype: torch.dtype, pieces: Mapping[str, Piece]
-) -> FileTensor:
-    shapes = {ours: index.entry(f"model/{ours}").shape for ours in pieces}
-    return FileTensor(name, dtype, stored_shape(pieces, shapes), pieces)
+    prefix, tensors = getattr(names, "BASE_MODEL_PREFIX", ""), []
+    for name, pieces in grouped.items():
+        shapes = {ours: index.entry(f"model/{ours}").shape for ours in pieces}
+        as_stored = (name, EXPORT_DTYPES[dtype]) if dtype != SOURCE else _in_source(name, source, prefix)
+        tensors.append(FileTensor(*as_stored, stored_shape(pieces, shapes), pieces))
+    return tensors
 
 
 def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
@@ -91,11 +76,10 @@ def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
         return
     step = max(1, BLOCK_BYTES // max(1, 4 * math.prod(shape[1:])))
     for start in range(0, shape[0], step):
-        yield (slice(start, min(start + step, shape[0])), *whole_box(shape[1:]))
+        yield (slice(start, min(start + step, shape[0])), *tensor_table.whole_box(shape[1:]))
 
 
 def row_blocks(tensor: FileTensor) -> Iterator[slice]:
-    """Yield the rows of each of `row_boxes`. A scalar has one row."""
     for box in row_boxes(tensor.shape):
         yield box[0] if box else slice(0, 1)
 
@@ -113,14 +97,12 @@ class CheckpointRows:
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """Read rows of the file's tensor in its dtype, on the CPU. Raise NotFiniteError."""
         block = self._filled(tensor, rows, tensor.dtype)
-        if not is_finite(block):
+        if not tensor_table.is_finite(block):
             raise NotFiniteError(self._not_finite(tensor))
         return block
 
     def _not_finite(self, tensor: FileTensor) -> str:
-        """Return why the tensor cannot be exported: NaN or infinities, or a weight beyond its dtype."""
         num_bad, largest = 0, 0.0
         for rows in row_blocks(tensor):
             exact = self._filled(tensor, rows, torch.float32)
@@ -145,7 +127,7 @@ class CheckpointRows:
         wanted: dict[str, list[Wanted]] = {}
         for ours, piece in tensor.pieces.items():
             entry = self._index.entry(f"model/{ours}")
-            for box, stored in piece.boxes(whole_box(entry.shape)):
+            for box, stored in piece.boxes(tensor_table.whole_box(entry.shape)):
                 for part, inside in _in_rows(box, stored, rows, piece.transposed):
                     target = block[inside]
                     filled += target.numel()
@@ -159,9 +141,9 @@ class CheckpointRows:
 
     def _want(self, wanted: dict[str, list[Wanted]], entry: TensorEntry, box: Box, target: Tensor) -> None:
         for chunk in entry.chunks:
-            if (shared := overlap(box, chunk)) is not None:
+            if (shared := tensor_table.overlap(box, chunk)) is not None:
                 if chunk.file not in self._tables:
-                    self._tables[chunk.file] = read_table(self._folder / chunk.file)
+                    self._tables[chunk.file] = tensor_table.read_table(self._folder / chunk.file)
                 stored = self._tables[chunk.file][chunk.key]
                 into = target[moved(shared, [part.start for part in box])]
                 wanted.setdefault(chunk.file, []).append(Wanted(stored, moved(shared, chunk.offset), into))

@@ -4,6 +4,7 @@ It is streamed by blocks of rows and resumable: the same command writes only mis
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,27 +13,16 @@ import torch
 from tqdm import tqdm
 
 from kielo.artifact.checkpoint_folder import run_around
-from kielo.artifact.own_text import marked
+from kielo.artifact.durable import marked
 from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
+from kielo.checkpoint import export_stage, export_tensors
 from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, agreed_files, is_installed, json_bytes, odd_sample
-from kielo.checkpoint.export_stage import (
-    CARD_FILE,
-    ExportOptions,
-    WantedExport,
-    tokenizer_files,
-    wanted_export,
-)
-from kielo.checkpoint.export_tensors import (
-    CheckpointRows,
-    FileTensor,
-    NotFiniteError,
-    file_tensors,
-    row_blocks,
-)
+from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport
+from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor
 from kielo.checkpoint.read_checkpoint import verify
 from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.source_settings import GENERATION_FILE, generation_config, settings_of_checkpoint
-from kielo.dataset.packed_documents import packed_sample
+from kielo.dataset.query import packed_sample
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
@@ -62,7 +52,7 @@ def export(
     Raise KieloError for bad input, damage, a full disk.
     """
     options = options or ExportOptions()
-    wanted = wanted_export(checkpoint, to, model, tokenizer_folder, options)
+    wanted = export_stage.wanted_export(checkpoint, to, model, tokenizer_folder, options)
     stage = wanted.stage
     if stage.is_done():
         return stage.folder
@@ -86,8 +76,12 @@ def _write(wanted: WantedExport, card: str | None) -> None:
     stage, options, index, model = wanted.stage, wanted.options, wanted.index, wanted.model
     names = families.module(model.model_type, "tables")
     verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
-    tensors = file_tensors(index, model, wanted.dtype)
-    stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
+    tensors = export_tensors.file_tensors(index, model, wanted.dtype)
+    bytes_by_dtype = Counter[torch.dtype]()
+    for tensor in tensors:
+        bytes_by_dtype[tensor.dtype] += tensor.bytes
+    # config.json names a single dtype: of most bytes.
+    stored_dtype = str(bytes_by_dtype.most_common(1)[0][0]).removeprefix("torch.")
     tokens = _special_token_ids(wanted.tokenizer_folder)
     settings = settings_of_checkpoint(index.plain, wanted.tokenizer_folder)
     config = families.hf_config(model, **tokens | settings.get("config", {}), dtype=stored_dtype)
@@ -95,7 +89,7 @@ def _write(wanted: WantedExport, card: str | None) -> None:
     stage.begin()
     try:
         _write_shards(stage, shards, CheckpointRows(wanted.checkpoint, index))
-    except NotFiniteError:
+    except export_tensors.NotFiniteError:
         stage.discard()  # the same call would end the same way
         raise
     total_bytes = sum(tensor.bytes for tensor in tensors)
@@ -114,14 +108,6 @@ def _write(wanted: WantedExport, card: str | None) -> None:
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
 
 
-def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
-    """Return the dtype of most bytes, for config.json, which names a single dtype."""
-    counted: dict[torch.dtype, int] = {}
-    for tensor in tensors:
-        counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
-    return max(counted, key=counted.__getitem__)
-
-
 def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, list[FileTensor]]:
     """Divide the tensors: file → its tensors. A shard ends before the tensor that would overfill it."""
     shards: list[list[FileTensor]] = [[]]
@@ -132,17 +118,12 @@ def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, li
             filled = 0
         shards[-1].append(tensor)
         filled += tensor.bytes
+    for shard in shards:  # wide dtypes first: readers map tensors in place, where fp32 needs its alignment
+        shard.sort(key=lambda tensor: -tensor.dtype.itemsize)
     if len(shards) == 1:
-        return {SINGLE_FILE: _aligned(shards[0])}
-    return {
-        f"model-{number:05d}-of-{len(shards):05d}.safetensors": _aligned(shard)
-        for number, shard in enumerate(shards, start=1)
-    }
-
-
-def _aligned(shard: list[FileTensor]) -> list[FileTensor]:
-    """Sort wide dtypes first: readers map tensors in place, where fp32 needs its alignment."""
-    return sorted(shard, key=lambda tensor: -tensor.dtype.itemsize)
+        return {SINGLE_FILE: shards[0]}
+    of_all = f"of-{len(shards):05d}.safetensors"
+    return {f"model-{number:05d}-{of_all}": shard for number, shard in enumerate(shards, start=1)}
 
 
 def _write_shards(
@@ -166,7 +147,7 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
     try:
         with SafetensorsStream(path, entries, {"format": "pt"}, sha256=True) as stream:
             for tensor in shard:
-                for block in row_blocks(tensor):
+                for block in export_tensors.row_blocks(tensor):
                     stream.write_rows(values := rows.read(tensor, block))
                     bar.update(values.nbytes)
             return FinishedFile(**asdict(stream.close()))
@@ -176,9 +157,11 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
 
 
 def _tokenizer_files(wanted: WantedExport, model_type: str | None) -> dict[str, bytes]:
-    """Return name → content of the tokenizer's files, by which AutoTokenizer gives the ids of training."""
     folder = wanted.tokenizer_folder
-    files = {name: _tokenizer_file(path, wanted.model) for name, path in tokenizer_files(folder).items()}
+    files = {
+        name: _tokenizer_file(path, wanted.model)
+        for name, path in export_stage.tokenizer_files(folder).items()
+    }
     if folder is None or TOKENIZER_FILE not in files:
         return files
     if not is_installed():
@@ -195,14 +178,12 @@ def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
     if path.name != CONFIG_FILE:
         return path.read_bytes()
     config = read_object(path) | {"model_max_length": model.max_position_embeddings}
-    return json_bytes(
-        {key: value for key, value in config.items() if key != "auto_map"}
-    )  # no code goes along
+    config.pop("auto_map", None)  # no code goes along
+    return json_bytes(config)
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
-    found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
-    if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
-        return found
-    tokenizer = load_tokenizer(folder)
-    return {key: role_id(tokenizer, key.removesuffix("_id")) for key in found}
+    is_known = folder is not None and (folder / TOKENIZER_FILE).is_file()
+    tokenizer = load_tokenizer(folder) if folder is not None and is_known else None
+    roles = ("bos_token", "eos_token", "pad_token")
+    return {f"{role}_id": None if tokenizer is None else role_id(tokenizer, role) for role in roles}

@@ -1,12 +1,13 @@
 """Import of Hugging Face weights: a folder's files → parameters of any layout, cast to their dtype.
 
 A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so nothing runs out of memory.
-Rank 0 reads the files' tables, which all ranks check before a byte of any parameter changes.
+Rank 0 reads the files' tables, which all ranks check before a byte of any parameter changes. A run's first
+weights are `model.weights`, with its own vocabulary by `model.transplant`.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,38 +15,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kielo.artifact.weights_folder import CONFIG_FILE, weight_files
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.stage_counts import RowMap
+from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights, weight_files
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.save_plan import tied_names
+from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import StoredTensor, is_finite, moved, read_table
 from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
-from kielo.models.piece import Piece, by_stored_name, stored_shape
+from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
+from kielo.resolve.resolved import Identity, Placement
+from kielo.tokenizer.load import tokenizer_hash
+from kielo.tokenizer.trial import refuse_other_vocabulary
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # A tensor's name in the folder → its file and its place in it.
 StoredTensors = dict[str, tuple[Path, StoredTensor]]
+Places = Mapping[str, tuple[str, Path, StoredTensor]]  # family's name → (name there, its place)
+Pieces = Mapping[str, Piece]
 
 
 @dataclass(frozen=True)
 class Names:
-    """Names in a folder beside the names of the model's own tensors.
+    """Names in a folder beside the names of the model's own tensors."""
 
-    base_prefix: the prefix that names lack in files of the bare base model. tied: our name of a parameter →
-    the tensor of a tied head, which files may have beside that parameter's own tensor or in its place.
-    can_untie: the family's head can be a matrix of its own. ignored: patterns of names that are no weights.
-    """
-
-    base_prefix: str = ""
+    base_prefix: str = ""  # which names lack in files of the bare base model
+    # Our name of a parameter → the tensor of a tied head, which files may have too or in its place.
     tied: Mapping[str, str] = field(default_factory=dict)
-    can_untie: bool = True
-    ignored: Sequence[str] = ()
+    can_untie: bool = True  # the family's head can be a matrix of its own
+    ignored: Sequence[str] = ()  # patterns of names that are no weights
 
 
 _NO_OTHER_NAMES = Names()
@@ -95,23 +101,29 @@ def load_weights(
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
-    names = {
-        piece.name: name
-        for ours, piece in pieces.items()
-        if (name := _in_source(ours, piece.name, found, other_names)) is not None
-    }
+    names = dict[str, str]()
+    for ours, piece in pieces.items():
+        known_as = (piece.name, piece.name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
+        if (known := next((name for name in known_as if name in found), None)) is not None:
+            names[piece.name] = known
     tied = tied_names(parameters)
     wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
-    wanted = {ours: piece for ours, piece in wanted.items() if names.get(piece.name) or ours not in tied}
+    wanted = {ours: piece for ours, piece in wanted.items() if piece.name in names or ours not in tied}
     weights = [*names.values(), *(name for name in other_names.tied.values() if name in found)]
-    ranks.refuse_together(
-        _missing_or_unexpected(source, wanted, names, found, weights, other_names.ignored)
-        or _misfit(parameters, wanted, names, found, transplant)
-    )
+    missing = list(dict.fromkeys(piece.name for piece in wanted.values() if piece.name not in names))
+    extra = sorted(found.keys() - set(weights))
+    extra = [name for name in extra if not any(re.search(other, name) for other in other_names.ignored)]
+    complaint = None
+    if missing:
+        complaint = f"{source}: tensors of the model are missing: {some_names(missing)}"
+    elif extra:
+        complaint = f"{source}: tensors that the model does not have: {some_names(extra)}"
+    places = {name: (known, *found[known]) for name, known in names.items()}
+    ranks.refuse_together(complaint or _misfit(parameters, wanted, places, transplant))
     ranks.on_first(lambda: _refuse_differing_head(pieces, names, found, other_names))
-    complaint, not_finite = None, set()
+    not_finite = set[str]()
     try:
-        not_finite = _fill(parameters, wanted, names, found, transplant)
+        not_finite = _fill(parameters, wanted, places, transplant)
     except KieloError as error:
         complaint = str(error)
     ranks.refuse_together(complaint)
@@ -129,8 +141,7 @@ def read_tables(source: Path) -> StoredTensors:
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)
-        absent = [name for name in indexed or () if name not in table]
-        if absent:
+        if absent := [name for name in indexed or () if name not in table]:
             raise KieloError(f"{path}: lacks {some_names(absent)}, which the index says are in it")
         for name in table.keys() & found.keys():
             raise KieloError(
@@ -140,15 +151,9 @@ def read_tables(source: Path) -> StoredTensors:
     return found
 
 
-def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -> str | None:
-    candidates = (name, name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
-    return next((known for known in candidates if known in found), None)
-
-
 def _refuse_differing_head(
     pieces: Mapping[str, Piece], names: Mapping[str, str], found: StoredTensors, other_names: Names
 ) -> None:
-    """Raise KieloError if files have a tied head beside the embedding, with other values."""
     for ours, head in other_names.tied.items():
         name = names.get(pieces[ours].name)
         if head not in found or name is None or name == head or _are_equal(found[name], found[head]):
@@ -165,71 +170,46 @@ def _refuse_differing_head(
 
 def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
     """Compare two stored tensors as fp32, block by block; NaN, which is refused later, equals NaN."""
-    shape = one[1].shape
-    if shape != other[1].shape:
+    if one[1].shape != other[1].shape:
         return False
-    with TensorFile(one[0], {}) as first, TensorFile(other[0], {}) as second:
-        for box in row_boxes(shape):
-            size = [part.stop - part.start for part in box]
-            block, other_block = torch.empty(size), torch.empty(size)
-            first.read([Wanted(one[1], box, block)])
-            second.read([Wanted(other[1], box, other_block)])
-            if not torch.allclose(block, other_block, rtol=0, atol=0, equal_nan=True):
-                return False
-    return True
+    pairs = zip(_blocks(*one), _blocks(*other), strict=True)
+    return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs)
 
 
-def _missing_or_unexpected(
-    source: Path,
-    wanted: Mapping[str, Piece],
-    names: Mapping[str, str],
-    found: StoredTensors,
-    weights: Sequence[str],
-    ignored: Sequence[str],
-) -> str | None:
-    missing = list(dict.fromkeys(piece.name for piece in wanted.values() if not names.get(piece.name)))
-    if missing:
-        return f"{source}: tensors of the model are missing: {some_names(missing)}"
-    extra = [name for name in found.keys() - set(weights) if not any(re.search(p, name) for p in ignored)]
-    if extra:
-        return f"{source}: tensors that the model does not have: {some_names(sorted(extra))}"
-    return None
+def _blocks(path: Path, stored: StoredTensor) -> Iterator[Tensor]:
+    with TensorFile(path, {}) as file:
+        for box in row_boxes(stored.shape):
+            block = torch.empty([part.stop - part.start for part in box])
+            file.read([Wanted(stored, box, block)])
+            yield block
 
 
 def _misfit(
-    parameters: Mapping[str, Tensor],
-    wanted: Mapping[str, Piece],
-    names: Mapping[str, str],
-    found: StoredTensors,
-    transplant: Transplant | None,
+    parameters: Mapping[str, Tensor], wanted: Pieces, places: Places, transplant: Transplant | None
 ) -> str | None:
     for name, group in by_stored_name(wanted).items():
-        path, stored = found[names[name]]
+        name, path, stored = places[name]
         shapes = {ours: parameters[ours].shape for ours in group}
         expected = stored_shape(group, shapes)
         if transplant is not None and _has_vocabulary(group):
             expected = stored.shape
             if complaint := transplant.misfit(next(iter(shapes.values())), stored):
-                return f"{path}: {names[name]} {complaint}"
+                return f"{path}: {name} {complaint}"
         if stored.shape != expected:
             ours = ", ".join(f"{ours} here is {list(shape)}" for ours, shape in shapes.items())
             if expected not in map(tuple, shapes.values()):
                 ours += f", for which it should be {list(expected)}"
             return (
-                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}. Fix: the [model] "
-                "section of this folder's config.json"
+                f"{path}: {name} has the shape {list(stored.shape)}, but {ours}. Fix: the [model] section of "
+                "this folder's config.json"
             )
         if stored.dtype not in _FLOATS:
-            return f"{path}: {names[name]} is stored as {stored.dtype}; known: {', '.join(_FLOATS)}"
+            return f"{path}: {name} is stored as {stored.dtype}; known: {', '.join(_FLOATS)}"
     return None
 
 
 def _fill(
-    parameters: Mapping[str, Tensor],
-    wanted: Mapping[str, Piece],
-    names: Mapping[str, str],
-    found: StoredTensors,
-    transplant: Transplant | None,
+    parameters: Mapping[str, Tensor], wanted: Pieces, places: Places, transplant: Transplant | None
 ) -> set[str]:
     """Fill this rank's shards. Return the names of tensors that are not finite in the part read here."""
     not_finite: set[str] = set()
@@ -237,18 +217,18 @@ def _fill(
     buffers = ReadBuffers()
     for ours, piece in wanted.items():
         shard, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
-        path, stored = found[names[piece.name]]
+        name, path, stored = places[piece.name]
         if transplant is not None and _has_vocabulary({ours: piece}):
             from_file = Source(path, stored, buffers)
             if not transplant.fill(ours, parameters[ours].shape, shard, box, from_file):
-                not_finite.add(names[piece.name])
+                not_finite.add(name)
             continue
         if shard.numel() and piece.rows is not None:
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
             target = shard[moved(part, [one.start for one in box])]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
-            by_file.setdefault(path, []).append((names[piece.name], wanted_part))
+            by_file.setdefault(path, []).append((name, wanted_part))
     for path, of_file in sorted(by_file.items()):
         with TensorFile(path, {}, buffers) as file:
             file.read(wanted_part for _, wanted_part in of_file)
@@ -262,17 +242,58 @@ def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    """Return a sentence on the first of the tensors. Its file is read again for the count."""
     path, stored = found[names[0]]
-    num_bad = 0
-    with TensorFile(path, {}) as file:
-        for box in row_boxes(stored.shape):
-            block = torch.empty([part.stop - part.start for part in box])
-            file.read([Wanted(stored, box, block)])
-            num_bad += block.numel() - int(block.isfinite().sum())
+    num_bad = sum(block.numel() - int(block.isfinite().sum()) for block in _blocks(path, stored))
     others = f" (also {len(names) - 1} more, such as {names[1]})" if len(names) > 1 else ""
     numbers = f"{num_bad:,} of {math.prod(stored.shape):,} numbers"
     return (
         f"{path}: {names[0]} has {numbers} that are NaN, infinite or beyond fp32{others}. Fix: fetch the "
         "published file again, or take older weights"
     )
+
+
+def load_first_weights(
+    parameters: Mapping[str, Tensor], identity: Identity, placement: Placement, group: Any = None
+) -> dict[str, str]:
+    """Fill `parameters` from `model.weights`. Return and raise as `load_weights`, and for a wrong row map."""
+    model = identity.model
+    source, folder = _source(model), Path(placement.tokenizer_folder)
+    if model.transplant is None:
+        Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
+        return load_model_weights(parameters, source, model, group)
+    row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
+    initial_value = families.module(model.model_type, "model").initial_value
+
+    def first_value(name: str, shape: Sequence[int], box: Box) -> Tensor:
+        return initial_value(name, shape, model, identity.seed, box)
+
+    return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
+
+
+def first_settings(identity: Identity, placement: Placement, group: Any = None) -> JsonTable:
+    """Read the settings of `model.weights` (`read_settings`), on rank 0 for all ranks of `group`."""
+    source, folder = _source(identity.model), Path(placement.tokenizer_folder)
+    return Agreement(group).on_first(lambda: read_settings(source, folder))
+
+
+def _source(model: CompleteModel) -> Path:
+    if model.weights is None:
+        raise ValueError("a model without model.weights begins from initial values")
+    return resolve_weights(model.weights)
+
+
+def _row_map(folder: Path, source: Path, model: CompleteModel) -> RowMap:
+    row_map, name = read_stage_json(folder, RowMap), RowMap.FILE_NAME
+    if row_map is None:
+        what = f": has no {name}, which model.transplant needs"
+    elif row_map.method != model.transplant:
+        what = (
+            f"/{name}: is of model.transplant = {row_map.method!r}, and the recipe has {model.transplant!r}"
+        )
+    elif row_map.old_tokenizer != tokenizer_hash(source):
+        what = f"/{name}: is of another old tokenizer than the tokenizer in {source}"
+    elif len(row_map.rows) != model.vocab_size:
+        what = f"/{name}: has {len(row_map.rows):,} rows for a vocabulary of {model.vocab_size:,}"
+    else:
+        return row_map
+    raise KieloError(f"{folder}{what}. Fix: `kielo run RECIPE --to pack`")

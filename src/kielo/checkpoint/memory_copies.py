@@ -17,30 +17,30 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint
-from kielo.artifact.checkpoint_folder import INDEX_NAME, saved_step, step_folder_name, step_folders
+from kielo.artifact.checkpoint_folder import (
+    INDEX_NAME,
+    FaultyCheckpoint,
+    saved_step,
+    step_folder_name,
+    step_folders,
+)
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk
 from kielo.artifact.manifest import MANIFEST_NAME
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.node_memory import CopyName, FoundCopy, NodeMemory
+from kielo.checkpoint.node_memory import Arrival, CopyName, FoundCopy, NodeMemory, SlowLinks
 from kielo.checkpoint.publish import aside_name, discard, point_newest, publish, refuse_if_too_full
 from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner
 from kielo.checkpoint.saving import Save, complaint_unless_finite, describe_files
-from kielo.checkpoint.slow_links import Arrival, SlowLinks
 from kielo.recipe.errors import KieloError
 
 PIECE_BYTES = 64 * 2**20
-SizedFile = tuple[Path, int]  # a file and its bytes
+SizedFiles = Sequence[tuple[Path, int]]  # files and their bytes
 
 
 def exchange_files(
-    sent: Sequence[SizedFile],
-    to: int,
-    received: Sequence[SizedFile],
-    source: int,
-    group: dist.ProcessGroup | None,
+    sent: SizedFiles, to: int, received: SizedFiles, source: int, group: dist.ProcessGroup | None
 ) -> Arrival | None:
     """Send files to rank `to` and receive files from rank `source`. All ranks of `group` call it together.
 
@@ -57,7 +57,7 @@ def exchange_files(
         if number < len(outgoing):
             piece = torch.zeros(outgoing[number][2], dtype=torch.uint8)
             try:
-                _read(outgoing[number], piece)
+                piece = _read(*outgoing[number])
             except OSError as error:
                 failure = failure or error
             sending = dist.isend(piece, to, group=group)
@@ -78,7 +78,7 @@ def exchange_files(
     return first
 
 
-def _pieces(files: Sequence[SizedFile]) -> list[tuple[Path, int, int]]:
+def _pieces(files: SizedFiles) -> list[tuple[Path, int, int]]:
     return [
         (path, begin, min(PIECE_BYTES, num_bytes - begin))
         for path, num_bytes in files
@@ -86,21 +86,15 @@ def _pieces(files: Sequence[SizedFile]) -> list[tuple[Path, int, int]]:
     ]
 
 
-def _read(piece: tuple[Path, int, int], values: torch.Tensor) -> None:
-    path, begin, num_bytes = piece
-    with open(path, "rb") as file:
-        file.seek(begin)
-        found = np.fromfile(file, np.uint8, num_bytes)
+def _read(path: Path, begin: int, num_bytes: int) -> torch.Tensor:
+    found = np.fromfile(path, np.uint8, num_bytes, offset=begin)
     if found.size < num_bytes:
         raise OSError(f"{path} is shorter than it was when it was written")
-    values.copy_(torch.from_numpy(found))
+    return torch.from_numpy(found)
 
 
 class MemoryCopies:
-    """The copies of a run in its nodes' memory, of equally many ranks.
-
-    All ranks call each method together.
-    """
+    """The copies of a run in its nodes' memory, of equally many ranks. All ranks call methods together."""
 
     def __init__(
         self,
@@ -148,12 +142,10 @@ class MemoryCopies:
     def make_checkpoint(self) -> Path | None:
         """Make the newest copy a checkpoint, if it is newer than all. A failure is an alert."""
         found = self._ranks.gather(self._node.find())
-        name = self._ranks.on_first(lambda: self._choose(found))
-        if name is None:
-            self.clear()
-            return None
-        path = self._copy_to_disk(name, [copies.get(name, FoundCopy()).files for copies in found])
-        if path is not None:
+        name, path = self._ranks.on_first(lambda: self._choose(found)), None
+        if name is not None:
+            path = self._copy_to_disk(name, [copies.get(name, FoundCopy()).files for copies in found])
+        if name is None or path is not None:
             self.clear()
         return path
 
@@ -161,7 +153,6 @@ class MemoryCopies:
         self._on_nodes(self._node.clear)
 
     def _on_nodes(self, action: Callable[[], None]) -> None:
-        """Run `action` on the first rank of each node. Raise what `Agreement.on_all` does."""
         self._ranks.on_all(lambda: action() if self._is_first_of_node else None)
 
     def _newest_save_id(self) -> str | None:
@@ -208,12 +199,9 @@ class MemoryCopies:
                 copies.setdefault(name, FoundCopy()).add(copy)
         newest_step = max(map(saved_step, step_folders(self._checkpoints)), default=0)
         after = self._newest_save_id()
-        names = [
-            name
-            for name, copy in copies.items()
-            if copy.is_whole and name.after == after and name.step > newest_step
-        ]
-        return max(names, key=lambda name: name.step, default=None)
+        names = [name for name, copy in copies.items() if copy.is_whole and name.after == after]
+        later = [name for name in names if name.step > newest_step]
+        return max(later, key=lambda name: name.step, default=None)
 
     def _copy_to_disk(self, name: CopyName, held: list[Mapping[str, int]]) -> Path | None:
         """Write a whole copy to the disk. held: name → bytes of the files that each rank finds."""
@@ -227,7 +215,11 @@ class MemoryCopies:
             partial.mkdir()
 
         def copy_share() -> None:
-            for file in _shares(sorted(sizes), held)[self._ranks.rank]:
+            shares: list[list[str]] = [[] for _ in held]
+            for file in sorted(sizes):  # by the holder that has the fewest files so far
+                holders = [rank for rank, files in enumerate(held) if file in files]
+                shares[min(holders, key=lambda rank: len(shares[rank]))].append(file)
+            for file in shares[self._ranks.rank]:
                 shutil.copyfile(self._node.path_of(name, file), partial / file)
                 bring_to_disk(partial / file)
 
@@ -243,16 +235,7 @@ class MemoryCopies:
         except (KieloError, OSError) as error:
             if self._ranks.rank == 0:
                 discard(partial, final)
-                self._on_alert(
-                    name.step, f"the copy of step {name.step} in the nodes' memory could not be used: {error}"
-                )
+                what = f"the copy of step {name.step} in the nodes' memory could not be used"
+                self._on_alert(name.step, f"{what}: {error}")
             return None
         return final
-
-
-def _shares(names: list[str], held: list[Mapping[str, int]]) -> list[list[str]]:
-    shares: list[list[str]] = [[] for _ in held]
-    for name in names:
-        holders = [rank for rank, files in enumerate(held) if name in files]
-        shares[min(holders, key=lambda rank: len(shares[rank]))].append(name)
-    return shares

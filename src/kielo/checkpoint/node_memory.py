@@ -1,4 +1,4 @@
-"""The copies of a run's state on one node, as files in its memory file system; torch-free.
+"""Copies of a run's state in memory: the files on one node, and the links that bring them; torch-free.
 
     /dev/shm/kielo_UID/RUN/node_FIRST-RANK/step_00000110.ID.AFTER/rank_00000.safetensors ...
 
@@ -10,13 +10,14 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint
-from kielo.artifact.checkpoint_folder import step_folder_name, step_of
+from kielo.artifact.checkpoint_folder import FaultyCheckpoint, step_folder_name, step_of
 from kielo.artifact.checkpoint_index import listed_files
 from kielo.recipe.errors import KieloError
 
@@ -27,11 +28,10 @@ _FREE_SHARE = 0.05  # of the file system's size, left to communicators, which en
 
 def is_own(path: Path) -> bool:
     """Return True for a file or folder of this user that is no link; False also if it does not exist."""
-    try:
+    with suppress(OSError):
         found = path.lstat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode)
+        return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode)
+    return False
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class CopyName:
 
     @classmethod
     def parse(cls, text: str) -> "CopyName | None":
-        """Return the name that a folder has, or None for any other folder."""
         parts = text.split(".")
         step = step_of(Path(parts[0]))
         return None if step is None or len(parts) != 3 or parts[2] == "partial" else cls(step, *parts[1:])
@@ -53,10 +52,8 @@ class CopyName:
 
 @dataclass
 class FoundCopy:
-    """A copy as found: name → bytes of existing files, and of the files that its manifest lists, if any."""
-
-    files: dict[str, int] = field(default_factory=dict)
-    listed: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)  # name → bytes of existing files
+    listed: dict[str, int] = field(default_factory=dict)  # of the files in its manifest, if any
 
     @property
     def is_whole(self) -> bool:
@@ -113,19 +110,17 @@ class NodeMemory:
             self._of_user.rmdir()
 
     def find(self) -> dict[CopyName, FoundCopy]:
-        """Return the copies on this node, without files that cannot be read."""
         found: dict[CopyName, FoundCopy] = {}
         for name, folder in self._folders():
-            copy = FoundCopy()
+            copy = found.setdefault(name, FoundCopy())
             with suppress(OSError):
-                copy.files = {
+                copy.files |= {
                     entry.name: entry.stat(follow_symlinks=False).st_size
                     for entry in os.scandir(folder)
                     if entry.is_file(follow_symlinks=False) and is_own(Path(entry.path))
                 }
             with suppress(OSError, FaultyCheckpoint):
-                copy.listed = {file: record.bytes for file, record in listed_files(folder).items()}
-            found.setdefault(name, FoundCopy()).add(copy)
+                copy.listed |= {file: record.bytes for file, record in listed_files(folder).items()}
         return found
 
     def path_of(self, name: CopyName, file: str) -> Path:
@@ -140,5 +135,70 @@ class NodeMemory:
                 yield name, path
 
     def _is_private(self) -> bool:
-        """Return True for a folder of this user in which nobody else can write."""
         return is_own(self._of_user) and not self._of_user.stat().st_mode & _FOR_OTHERS
+
+
+COPIES = 3  # copies that a link is judged by
+LEAST_TIMES = 2.0  # times the seconds of the median link
+LEAST_BYTES = 8 * 2**20  # of a piece: a smaller piece measures the start of sending
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The first piece of a copy that a rank received: its bytes, and the seconds until it arrived."""
+
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    node: int  # the link's end; it begins at the node before
+    seconds: float  # per byte
+    usual_seconds: float  # of the median link
+
+
+class SlowLinks:
+    """Judge the links by the newest copies. `hosts` has each rank's host, node by node."""
+
+    def __init__(self, hosts: Sequence[str], ranks_a_node: int):
+        self._hosts, self._ranks_a_node = hosts[::ranks_a_node], ranks_a_node
+        self._copies: deque[list[float]] = deque(maxlen=COPIES)
+        self._reported: set[int] = set()
+
+    def look(self, arrivals: Sequence[Arrival | None]) -> str | None:
+        """Return a message about links that became slow, or None. `arrivals` has each rank's for a copy."""
+        each = [one.seconds / one.num_bytes for one in arrivals if one and one.num_bytes >= LEAST_BYTES]
+        if len(each) < len(arrivals):
+            return None
+        # the fastest of a node's ranks: a single slow rank is not the link's fault
+        self._copies.append(
+            [min(each[at : at + self._ranks_a_node]) for at in range(0, len(each), self._ranks_a_node)]
+        )
+        if len(self._copies) < COPIES:
+            return None
+        found = slow_links(self._copies)
+        before, self._reported = self._reported, {link.node for link in found}
+        return "; ".join(map(self._described, found)) if self._reported - before else None
+
+    def _described(self, link: SlowLink) -> str:
+        rate, usual = 1e-6 / link.seconds, 1e-6 / link.usual_seconds
+        ends = f"{self._hosts[link.node - 1]} to {self._hosts[link.node]}"
+        return (
+            f"the link from {ends} is slow: a rank's bytes arrive at {rate:,.0f} MB/s, over the median link "
+            f"at {usual:,.0f} MB/s. Collectives between nodes wait for it, and can lose "
+            f"{1 - rate / usual:.0%} of their speed. Fix: leave one of these nodes out"
+        )
+
+
+def slow_links(copies: Sequence[Sequence[float]]) -> list[SlowLink]:
+    """Return the links whose fastest copy takes `LEAST_TIMES` as long as the slowest usual copy, a median.
+
+    copies: seconds per byte to each node from the node before it. Usual: the (lower) median of a copy.
+    """
+    usual = [sorted(of_copy)[(len(of_copy) - 1) // 2] for of_copy in copies]
+    return [
+        SlowLink(node, fmean(of_link), fmean(usual))
+        for node, of_link in enumerate(zip(*copies, strict=True))
+        if min(of_link) >= LEAST_TIMES * max(usual)
+    ]

@@ -37,8 +37,7 @@ def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    found = shortage(folder, num_bytes, num_files)
-    if found is not None:
+    if (found := shortage(folder, num_bytes, num_files)) is not None:
         raise KieloError(found)
 
 
@@ -110,7 +109,6 @@ def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int 
 
 
 def remove_later(path: Path) -> None:
-    """Remove the checkpoints of later steps than `path`'s."""
     point_newest(path)
     for later in step_folders(path.parent):
         if saved_step(later) > saved_step(path):
@@ -120,8 +118,7 @@ def remove_later(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Undo the unfinished steps of a killed save. A folder that cannot be removed stays: its ID is unique."""
     for path in sorted(folder.iterdir()):
-        leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover is None:
+        if (leftover := _LEFTOVER.fullmatch(path.name)) is None:
             continue
         final = path.with_name(leftover[1])
         if leftover[2] == "replaced" and not final.exists():
@@ -137,13 +134,12 @@ def mark_damaged(path: Path, damage: str) -> str:
     while os.path.lexists(renamed):
         number += 1
         renamed = path.with_name(f"{path.name}.damaged.{number}")
+    said = f"checkpoint {path} is damaged and skipped: {damage}"
     try:
         path.rename(renamed)
     except OSError as error:
-        return (
-            f"checkpoint {path} is damaged and skipped: {damage} (it could not be renamed: {error.strerror})"
-        )
-    return f"checkpoint {path} is damaged and skipped: {damage}; set aside as {renamed.name}"
+        return f"{said} (it could not be renamed: {error.strerror})"
+    return f"{said}; set aside as {renamed.name}"
 
 
 def _remove(path: Path) -> None:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import torch
 
-from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
-from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of
+from kielo.artifact.checkpoint_folder import (
+    INDEX_NAME,
+    CheckpointFile,
+    Fault,
+    FaultyCheckpoint,
+    find_fault,
+    rank_of,
+)
 from kielo.artifact.checkpoint_index import CheckpointIndex, listed_files, read_index
 from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
@@ -53,23 +59,22 @@ class Verification:
 
     def require(self, path: Path) -> None:
         """Raise FaultyCheckpoint on every rank unless the checkpoint is whole, or was when last read."""
-        if path in self._whole:
-            return
-        fault = self.find_fault(path)
-        if fault is not None:
+        if path not in self._whole and (fault := self.find_fault(path)) is not None:
             raise FaultyCheckpoint(path, fault)
 
     def forget(self, path: Path) -> None:
-        """Verify the checkpoint again at the next request, because it has been written again."""
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:
-        """Read the whole checkpoint and return its fault, None if it is whole, the same on every rank.
+        """Read the whole checkpoint, own files first. Return its fault; unreadable outweighs damage."""
 
-        A rank reads its own (maybe cached) files first. An unreadable file outweighs damage elsewhere.
-        """
-        files = self._ranks.on_first(lambda: _files_or_fault(path))
-        if isinstance(files, Fault):
+        def listed() -> Mapping[str, CheckpointFile] | Fault:
+            try:
+                return listed_files(path)
+            except FaultyCheckpoint as error:
+                return error.fault
+
+        if isinstance(files := self._ranks.on_first(listed), Fault):
             return files
         rank, size = self._ranks.rank, self._ranks.size
         share = [name for name in files if (rank_of(name) or 0) % size == rank]
@@ -77,19 +82,11 @@ class Verification:
         fault = find_fault(path, share, files)
         if fault is not None and size > 1:
             found, fix, advice = fault.reason.partition(". Fix: ")
-            reason = f"{found} (rank {rank} on {socket.gethostname()}){fix}{advice}"
-            fault = replace(fault, reason=reason)
+            fault = replace(fault, reason=f"{found} (rank {rank} on {socket.gethostname()}){fix}{advice}")
         faults = sorted(filter(None, self._ranks.gather(fault)), key=lambda fault: fault.kind == "damaged")
         if not faults:
             self._whole.add(path)
         return next(iter(faults), None)
-
-
-def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
-    try:
-        return listed_files(path)
-    except FaultyCheckpoint as error:
-        return error.fault
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
@@ -99,24 +96,18 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
     index = read_index(path, names)
     names = index.names() if names is None else names
     verify(path, index, names)
-    tensors = {}
-    for name in names:
-        entry = index.entry(name)
-        tensors[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    entries = {name: index.entry(name) for name in names}
+    tensors = {name: torch.empty(of.shape, dtype=DTYPES[of.dtype]) for name, of in entries.items()}
     fill_from_chunks(path, index, tensors)
     return tensors
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
-    """Raise KieloError unless `path` has all `names` and their files are as written."""
     names = list(names)
-    complaint = missing_names(path, index, names)
-    if complaint:
+    if complaint := missing_names(path, index, names):
         raise KieloError(complaint)
     needed = {INDEX_NAME} | {chunk.file for name in names for chunk in index.entry(name).chunks}
-    files = listed_files(path)
-    fault = find_fault(path, sorted(needed), files)
-    if fault is not None:
+    if (fault := find_fault(path, sorted(needed), listed_files(path))) is not None:
         raise FaultyCheckpoint(path, fault)
 
 

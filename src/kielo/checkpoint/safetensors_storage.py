@@ -18,14 +18,14 @@ from typing import Self
 import torch
 from safetensors import safe_open
 
-from kielo.artifact.checkpoint_faults import BlockDigests, CheckpointFile
-from kielo.artifact.checkpoint_folder import rank_file_name
+from kielo.artifact.checkpoint_folder import BlockDigests, CheckpointFile, rank_file_name
 from kielo.artifact.checkpoint_index import CheckpointIndex, chunk_key
 from kielo.checkpoint.save_plan import HeldChunk
 from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, moved, nbytes, overlap
 from kielo.parallel.materialise import local, local_slices
 
 _WRITE_BYTES = 16 * 2**20
+Entries = Sequence[tuple[str, torch.dtype, tuple[int, ...]]]  # (key, dtype, shape) of each tensor
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,7 @@ class SafetensorsStream:
     """A writer of one safetensors file of `entries` (key, dtype, shape), in order, wide dtypes first."""
 
     def __init__(
-        self,
-        path: Path,
-        entries: Sequence[tuple[str, torch.dtype, tuple[int, ...]]],
-        metadata: dict[str, str] | None = None,
-        sha256: bool = False,
+        self, path: Path, entries: Entries, metadata: dict[str, str] | None = None, sha256: bool = False
     ):
         self.path, self._entries, self._written, self.bytes = Path(path), list(entries), 0, 0
         self._rows = 0  # rows of the current tensor that are written
@@ -109,9 +105,7 @@ class SafetensorsStream:
             self.bytes += len(part)
 
 
-def _header(
-    entries: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], metadata: dict[str, str] | None
-) -> bytes:
+def _header(entries: Entries, metadata: dict[str, str] | None) -> bytes:
     header: dict = {"__metadata__": metadata} if metadata else {}
     end = 0
     for key, dtype, shape in entries:

@@ -28,11 +28,9 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     tied = {}
     for name, tensor in tensors.items():
         shard = local(tensor)
-        if shard.numel() == 0:
-            continue
         place = shard.untyped_storage().data_ptr(), shard.storage_offset()
         memory = (*place, shard.shape, shard.stride(), shard.dtype)
-        if first.setdefault(memory, name) != name:
+        if shard.numel() and first.setdefault(memory, name) != name:
             tied[name] = first[memory]
     return tied
 
@@ -52,10 +50,6 @@ class HeldChunk(NamedTuple):
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return nbytes(DTYPES[self.dtype], self.shape)
-
 
 @dataclass(frozen=True)
 class WholePlan:
@@ -69,12 +63,10 @@ class WholePlan:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """The plan of one rank: it has `held` and `tied`, and writes `written`. whole: empty but on rank 0."""
-
-    held: list[HeldChunk]
+    held: list[HeldChunk]  # by this rank
     tied: dict[str, str]
-    written: list[HeldChunk]
-    whole: WholePlan
+    written: list[HeldChunk]  # by this rank
+    whole: WholePlan  # empty but on rank 0
 
 
 class SavePlanner:
@@ -88,8 +80,7 @@ class SavePlanner:
 
     def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
         """Raise KieloError on every rank if the ranks' chunks do not make up a tensor."""
-        held, tied = held_chunks(tensors), tied_names(tensors)
-        kept = self._kept
+        held, tied, kept = held_chunks(tensors), tied_names(tensors), self._kept
         is_kept = kept is not None and (kept.held, kept.tied) == (held, tied)
         if not all(self._ranks.gather(is_kept)) or kept is None:
             self._kept, self.whole = None, WholePlan()
@@ -99,15 +90,14 @@ class SavePlanner:
         return kept
 
     def _plan_all(self, of_ranks: list[tuple[str, dict[str, str]]]) -> list[list[int]]:
-        held = [[*starmap(_chunk, json.loads(text))] for text, _ in of_ranks]
+        def chunk(name: str, dtype: str, *boxes: list[int]) -> HeldChunk:
+            return HeldChunk(name, dtype, *map(tuple, boxes))
+
+        held = [[*starmap(chunk, json.loads(text))] for text, _ in of_ranks]
         self.num_planned += sum(map(len, held))
         aliases = {alias: name for _, tied in of_ranks for alias, name in tied.items()}
         written, self.whole = plan_all(held, aliases)
         return written
-
-
-def _chunk(name: str, dtype: str, *boxes: list[int]) -> HeldChunk:
-    return HeldChunk(name, dtype, *map(tuple, boxes))
 
 
 def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[list[list[int]], WholePlan]:
@@ -124,7 +114,7 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
         for offset, (chunk, holders) in chunks.items():
             rank = min(holders, key=loads.__getitem__)
             written[rank].append(holders[rank])
-            loads[rank] += chunk.nbytes
+            loads[rank] += nbytes(DTYPES[chunk.dtype], chunk.shape)
             stored.append(Chunk(offset, chunk.shape, rank_file_name(rank), chunk_key(name, offset)))
         if sum(prod(chunk.shape) for chunk in stored) != prod(chunk.whole):
             raise KieloError(f"the ranks' parts of {name} do not make up its shape {list(chunk.whole)}")

@@ -6,7 +6,7 @@ Files are written beside their place. Rank 0 renames the folder at last, and pru
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,27 +15,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kielo.artifact.checkpoint_faults import CheckpointFile
-from kielo.artifact.checkpoint_folder import INDEX_NAME, saved_step, step_folder_name
+from kielo.artifact.checkpoint_folder import INDEX_NAME, Files, saved_step, step_folder_name
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     PlainState,
     write_checkpoint_manifest,
     write_index,
 )
+from kielo.checkpoint import publish
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.publish import (
-    aside_name,
-    discard,
-    failure,
-    point_newest,
-    prune,
-    publish,
-    refuse_if_too_full,
-    remove_leftovers,
-)
 from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner, WholePlan
+from kielo.checkpoint.tensor_table import is_finite
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 
@@ -81,12 +72,10 @@ class Staging:
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy this rank's shard of each tensor as it is now: name → copy, valid until the next call."""
         self.reserve(tensors)
-        is_on_gpu = False
-        for name, tensor in tensors.items():
-            shard = local(tensor)
+        shards = {name: local(tensor) for name, tensor in tensors.items()}
+        for name, shard in shards.items():
             self._copies[name].copy_(shard, non_blocking=True)
-            is_on_gpu |= shard.is_cuda
-        if is_on_gpu:
+        if any(shard.is_cuda for shard in shards.values()):
             torch.cuda.current_stream().synchronize()
         return {name: self._copies[name] for name in tensors}
 
@@ -99,25 +88,19 @@ class Staging:
 
 @dataclass(frozen=True)
 class Save:
-    """The content of one save. `Checkpointer.save` explains kept_step and keep_all.
-
-    tensors: name → live tensor, whose values change meanwhile: only its layout is read. copies: name → values
-    of this rank's shard. device: the current GPU of the training thread, None for no GPU.
-    """
+    """The content of one save. `Checkpointer.save` explains kept_step and keep_all."""
 
     step: int
-    tensors: dict[str, torch.Tensor]
-    copies: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]  # live, their values change meanwhile: only their layout is read
+    copies: dict[str, torch.Tensor]  # the values of this rank's shards
     plain: PlainState
-    device: int | None
+    device: int | None  # the current GPU of the training thread
     kept_step: int | None
     keep_all: str | None
 
 
 @dataclass(frozen=True)
 class Saver:
-    """The writer of checkpoints in `folder`. Its arguments are the arguments of `Checkpointer`."""
-
     folder: Path
     keep_newest: int
     keep_every_steps: int
@@ -133,19 +116,26 @@ class Saver:
         began, whole = time.monotonic(), WholePlan()
         save_id = self.ranks.on_first(lambda: secrets.token_hex(8))
         final = self.folder / step_folder_name(save.step)
-        aside = aside_name(final, save_id, "partial")
+        aside = publish.aside_name(final, save_id, "partial")
+
+        def make_room() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            publish.remove_leftovers(self.folder)
+            room = room_needed(whole, len(json.dumps(save.plain.content())))
+            publish.refuse_if_too_full(self.folder, *room)
+            aside.mkdir()
 
         def finish() -> None:
             describe_files(aside, index, whole, records, began)
             self.permit()
-            publish(aside, final)
+            publish.publish(aside, final)
 
         try:
             self.ranks.refuse_together(complaint_unless_finite(save.copies))
             plan = self.planner.plan(save.tensors)
             whole = plan.whole
             index = CheckpointIndex(save_id, save.step, {}, whole.aliases, save.plain)
-            self.ranks.on_first(lambda: self._make_room(aside, index, whole))
+            self.ranks.on_first(make_room)
             records = self.ranks.on_all(
                 lambda: write_chunks(aside, self.ranks.rank, save_id, plan.written, save.copies)
             )
@@ -155,42 +145,30 @@ class Saver:
         self.ranks.on_first(lambda: self._clear_up(final, save))
         return final, None
 
-    def _make_room(self, aside: Path, index: CheckpointIndex, whole: WholePlan) -> None:
-        """Rank 0: remove leftovers of a killed save, refuse a disk that is too full, and make the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain.content()))))
-        aside.mkdir()
-
     def _give_up(self, aside: Path, final: Path, tensor_bytes: int, error: Exception) -> str:
         """Rank 0: leave nothing of the failed checkpoint. Return why it failed."""
         with suppress(OSError):
-            discard(aside, final)
-        message = failure(final, tensor_bytes, error)
+            publish.discard(aside, final)
+        message = publish.failure(final, tensor_bytes, error)
         self.on_alert(saved_step(final), message)
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:
         """Rank 0, once `newest` is published: prune older checkpoints. An error here damages none."""
-        point_newest(newest)
+        publish.point_newest(newest)
         if save.keep_all is not None:
             self.on_alert(saved_step(newest), save.keep_all)
             return
         try:
-            prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
+            publish.prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
         except (OSError, KieloError) as error:
             message = f"old checkpoints in {self.folder} could not be removed: {error}"
             self.on_alert(saved_step(newest), message)
 
 
 def describe_files(
-    partial: Path,
-    index: CheckpointIndex,
-    whole: WholePlan,
-    records: list[dict[str, CheckpointFile]],
-    began: float,
+    partial: Path, index: CheckpointIndex, whole: WholePlan, records: Sequence[Files], began: float
 ) -> None:
-    """Write index and manifest beside the files of all ranks. `records` describes each rank's files."""
     files = {name: record for of_rank in records for name, record in of_rank.items()}
     files[INDEX_NAME] = write_index(partial, index, whole.entries)
     write_checkpoint_manifest(partial, index, files, whole.tensor_bytes, time.monotonic() - began)
@@ -204,13 +182,8 @@ def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
-    """Return a complaint that names the first tensor with NaN or infinities, or None if all are finite."""
     for name, copy in copies.items():
-        if (
-            copy.numel()
-            and copy.is_floating_point()
-            and copy.itemsize > 1
-            and not all(map(torch.isfinite, torch.aminmax(copy)))
-        ):
+        is_checked = copy.is_floating_point() and copy.itemsize > 1
+        if is_checked and not is_finite(copy):
             return f"{name} has values that are not finite: a run that resumes from them has no finite loss"
     return None

@@ -26,20 +26,19 @@ _OF_CONFIG = (*_ROLES, "do_sample", "temperature", "top_k", "top_p", "repetition
 _TOKEN_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids")
 # Keys of transformers' files by which it would read config.json in place of the file.
 _NOT_KEPT = ("_from_model_config", "_commit_hash")
+NewId = Callable[[int], tuple[int | None, str | None]]  # id in the source → the run's id, the token's name
 
 
 def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
     """Read the settings of the weights in the folder `source`, with ids of the tokenizer in another folder.
 
     Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out":
-    settings without a token in the tokenizer, in words}. Without `tokenizer_folder` ids stay. Raise
-    KieloError for a file that is not a JSON object.
+    settings without a token in the tokenizer, in words}. Without `tokenizer_folder` ids stay.
     """
     config = read_object(source / CONFIG_FILE)
+    generation = {key: config[key] for key in _OF_CONFIG if config.get(key) is not None}
     if (source / GENERATION_FILE).is_file():
         generation = read_object(source / GENERATION_FILE)
-    else:
-        generation = {key: config[key] for key in _OF_CONFIG if config.get(key) is not None}
     generation = {key: value for key, value in generation.items() if key not in _NOT_KEPT}
     ids = {key: config[key] for key in _ROLES if config.get(key) is not None}
     new_id, left_out = _renumbering(source, tokenizer_folder), list[str]()
@@ -55,11 +54,9 @@ def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> 
         kept = None if folder is None else read_settings(folder, tokenizer_folder)
         if kept is None:
             logger.warning(
-                "%s no longer exists, and this checkpoint of an earlier Kielo does not keep its %s. The "
-                "export has the tokenizer's end tokens and no settings for sampling. Fix: bring the folder "
-                "back and export again",
-                weights,
-                GENERATION_FILE,
+                f"{weights} no longer exists, and this checkpoint of an earlier Kielo does not keep its "
+                f"{GENERATION_FILE}. The export has the tokenizer's end tokens and no settings for sampling. "
+                "Fix: bring the folder back and export again"
             )
     for one in (kept or {}).get("left_out", ()):
         logger.warning("%s of %s: %s, so the export leaves it out", GENERATION_FILE, weights, one)
@@ -89,7 +86,7 @@ def _end_of_answers(folder: Path | None) -> int | None:
         return None
 
 
-def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int | None, str | None]]:
+def _renumbering(source: Path, folder: Path | None) -> NewId:
     """Return a function: id in the source → (id of that token in the tokenizer of `folder`, its name)."""
     files = [one / TOKENIZER_FILE for one in (source, folder or source)]
     if not all(file.is_file() for file in files) or hash_file(files[0]) == hash_file(files[1]):
@@ -105,9 +102,7 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
     return new_id
 
 
-def _renumbered(
-    settings: Mapping[str, Any], new_id: Callable[[int], tuple[int | None, str | None]], left_out: list[str]
-) -> JsonTable:
+def _renumbered(settings: Mapping[str, Any], new_id: NewId, left_out: list[str]) -> JsonTable:
     renumbered = {}
     for key, value in settings.items():
         if key == "sequence_bias" and isinstance(value, list):  # of [ids, bias]

@@ -49,9 +49,7 @@ class ReadBuffers:
         self._buffers: dict[tuple[int, bool], Tensor] = {}
 
     def buffer(self, number: int, pinned: bool) -> Tensor:
-        """Return uint8 [buffer_bytes]. number: 0 or 1."""
-        key = (number, pinned)
-        if key not in self._buffers:
+        if (key := (number, pinned)) not in self._buffers:
             self._buffers[key] = torch.empty(self.buffer_bytes, dtype=torch.uint8, pin_memory=pinned)
         return self._buffers[key]
 
@@ -78,19 +76,13 @@ class TensorFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         os.close(self._descriptor)
 
     def read(self, wanted: Iterable[Wanted]) -> None:
         """Fill every target, in the order of the bytes in the file."""
-        tiles = sorted(
-            (tile for one in wanted for tile in _tiles(one, self._buffers.buffer_bytes)),
-            key=lambda tile: tile.begin,
-        )
-        batches = list(_batches(tiles, self._buffers.buffer_bytes))
-        if not batches:
+        tiles = [tile for one in wanted for tile in _tiles(one, self._buffers.buffer_bytes)]
+        tiles.sort(key=lambda tile: tile.begin)
+        if not (batches := list(_batches(tiles, self._buffers.buffer_bytes))):
             return
         pinned = any(tile.target.is_cuda for tile in tiles)
         buffers = [self._buffers.buffer(number, pinned) for number in range(min(2, len(batches)))]
@@ -201,7 +193,6 @@ def _tiles(wanted: Wanted, buffer_bytes: int) -> Iterator[_Tile]:
 
 
 def _batches(tiles: Iterable[_Tile], buffer_bytes: int) -> Iterator[list[tuple[int, _Tile]]]:
-    """Yield groups of tiles that fill a buffer together, each tile with its place there."""
     batch: list[tuple[int, _Tile]] = []
     filled = 0
     for tile in tiles:

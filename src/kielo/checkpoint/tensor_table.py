@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kielo.artifact.checkpoint_folder import MAX_HEADER_BYTES
 from kielo.artifact.checkpoint_index import Chunk
 from kielo.artifact.weights_folder import unique_keys
 from kielo.models.piece import Box, Piece, stored_shape
@@ -77,7 +78,6 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
-    """Return the box that a box of a tensor and a chunk of it share, or None if they share nothing."""
     shared = tuple(
         slice(max(part.start, start), min(part.stop, start + size))
         for part, start, size in zip(box, chunk.offset, chunk.shape, strict=True)
@@ -89,9 +89,6 @@ def moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
     return tuple(
         slice(part.start - start, part.stop - start) for part, start in zip(box, origin, strict=True)
     )
-
-
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
         file_bytes = os.fstat(file.fileno()).st_size
         header_bytes = int.from_bytes(file.read(8), "little")
         first = 8 + header_bytes
-        if file_bytes < 8 or header_bytes > _MAX_HEADER_BYTES or first > file_bytes:
+        if file_bytes < 8 or header_bytes > MAX_HEADER_BYTES or first > file_bytes:
             raise KieloError(
                 f"{path}: cannot be read as safetensors: it has {file_bytes} bytes, of which the header "
                 f"would be {header_bytes}; cut short or damaged"
@@ -137,38 +134,35 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
             f"{path}: cannot be read as safetensors: its header is damaged ({error!r})"
         ) from error
     for begin, end, name, dtype, shape in entries:
+        fault = ""
         if dtype not in DTYPES:
-            raise KieloError(f"{path}: {name} is stored as {dtype}; known: {', '.join(DTYPES)}")
-        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise KieloError(f"{path}: damaged: {name} is at {begin} to {end} with the shape {list(shape)}")
-        if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
-            raise KieloError(
-                f"{path}: damaged: {name} has {end - begin} bytes, which is not the size of {dtype} "
-                f"{list(shape)}"
-            )
-        if first + end > file_bytes:
-            raise KieloError(
-                f"{path}: cut short or damaged: {name} ends at byte {first + end}, the file at {file_bytes}"
-            )
+            fault = f"{name} is stored as {dtype}; known: {', '.join(DTYPES)}"
+        elif not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+            fault = f"damaged: {name} is at {begin} to {end} with the shape {list(shape)}"
+        elif end - begin != nbytes(DTYPES[dtype], shape):
+            fault = f"damaged: {name} has {end - begin} bytes, which is not the size of {dtype} {list(shape)}"
+        elif first + end > file_bytes:
+            fault = f"cut short or damaged: {name} ends at byte {first + end}, the file at {file_bytes}"
+        if fault:
+            raise KieloError(f"{path}: {fault}")
     last_end, last_name = 0, ""
     for begin, end, name, *_ in sorted(entry for entry in entries if entry[0] < entry[1]):
         if begin < last_end:
             raise KieloError(f"{path}: damaged: {name} overlaps {last_name}")
         last_end, last_name = end, name
-    return {
-        name: StoredTensor(dtype, shape, first + begin, _row_major(shape))
-        for begin, _, name, dtype, shape in entries
-    }
+    found = {}
+    for begin, _, name, dtype, shape in entries:
+        row_major = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        found[name] = StoredTensor(dtype, shape, first + begin, row_major)
+    return found
 
 
 def _torch_table(path: Path) -> dict[str, StoredTensor]:
     """Load fake tensors, which know the places of their bytes (torch ≥ 2.6). No other bytes are read."""
     resave = ". Fix: write it again as safetensors, by transformers' save_pretrained"
     if not zipfile.is_zipfile(path):
-        raise KieloError(
-            f"{path}: not a zip: cut short, or saved by a torch before 1.6, whose files cannot be read in "
-            f"parts{resave}"
-        )
+        what = "not a zip: cut short, or saved by a torch before 1.6, whose files cannot be read in parts"
+        raise KieloError(f"{path}: {what}{resave}")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
@@ -176,18 +170,15 @@ def _torch_table(path: Path) -> dict[str, StoredTensor]:
             is_big_endian = "byteorder" in members and archive.read(members["byteorder"]) != b"little"
         with FakeTensorMode():
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KieloError(
-            f"{path}: refused: it contains more than tensors, and loading it could run code ({reason})"
-        ) from error
     except Exception as error:  # zipfile's, torch's reader's and the unpickler's own for damaged bytes
+        what = "cannot be read, cut short or damaged"
+        if isinstance(error, pickle.UnpicklingError):
+            what = "refused: it contains more than tensors, and loading it could run code"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KieloError(f"{path}: cannot be read, cut short or damaged ({reason})") from error
+        raise KieloError(f"{path}: {what} ({reason})") from error
     if is_packed or is_big_endian:
-        raise KieloError(
-            f"{path}: {'compressed' if is_packed else 'not little-endian'}, which Kielo does not read{resave}"
-        )
+        what = "compressed" if is_packed else "not little-endian"
+        raise KieloError(f"{path}: {what}, which Kielo does not read{resave}")
     if not isinstance(content, dict):
         raise KieloError(f"{path}: contains a {type(content).__name__} and not tensors by name{resave}")
     file_bytes = path.stat().st_size
@@ -205,17 +196,10 @@ def _torch_entry(path: Path, name: Any, value: Any, file_bytes: int) -> StoredTe
     if first is None:  # saved from meta
         raise KieloError(f"{path}: {name} has a shape and no values")
     begin = first + value.storage_offset() * item_bytes
-    last = (
-        begin
-        + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        * item_bytes
-    )
+    extents = ((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    last = begin + sum(extents) * item_bytes
     if value.numel() and not first <= begin <= last <= min(first + storage.nbytes(), file_bytes) - item_bytes:
         raise KieloError(
             f"{path}: cut short or damaged: {name} ends at byte {last + item_bytes}, beyond its storage"
         )
     return StoredTensor(DTYPE_NAMES[value.dtype], tuple(value.shape), begin, tuple(value.stride()))
-
-
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

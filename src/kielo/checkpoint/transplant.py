@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import StoredTensor, is_finite
 from kielo.models.piece import Box
@@ -27,19 +28,13 @@ FirstValue = Callable[[str, Sequence[int], Box], Tensor]
 
 @dataclass(frozen=True)
 class Transplant:
-    """The map of rows, and the source of values of random rows."""
-
     row_map: RowMap
     first_value: FirstValue
 
     def misfit(self, shape: Sequence[int], stored: StoredTensor) -> str | None:
         """Return why a parameter of `shape` cannot take its rows from the stored tensor, None if it can."""
         needed = self.row_map.old_vocabulary_size
-        if (
-            len(stored.shape) == len(shape)
-            and stored.shape[1:] == tuple(shape[1:])
-            and needed <= stored.shape[0]
-        ):
+        if stored.shape and stored.shape[1:] == tuple(shape[1:]) and needed <= stored.shape[0]:
             return None
         return (
             f"has the shape {list(stored.shape)}, but must have rows of {needed} old tokens, of "
@@ -64,7 +59,7 @@ class Transplant:
         return is_finite(shard)  # a sum with a value that is not finite is none either
 
     def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> None:
-        olds, rows = parts.olds, parts.rows
+        olds, rows, all_weights = parts
         most, wanted = _rows_of_block(shard), np.unique(olds)
         for begin in range(0, len(wanted), most):
             in_block = wanted[begin : begin + most]
@@ -74,14 +69,13 @@ class Transplant:
             for some in _without_repetition(rows[first:last], most):
                 to = torch.from_numpy(rows[first:last][some]).to(shard.device)
                 added = block[torch.from_numpy(places[some]).to(shard.device)]
-                if parts.weights is not None:
-                    weights = torch.from_numpy(parts.weights[first:last][some]).to(shard.device)
+                if all_weights is not None:
+                    weights = torch.from_numpy(all_weights[first:last][some]).to(shard.device)
                     added *= weights.view(-1, *[1] * (added.dim() - 1))
                 shard[to] += added
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Old rows, the new rows that they are added to, and fp32 weights (None: all 1), sorted by old row."""
 
     olds: np.ndarray
@@ -106,8 +100,6 @@ def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | 
 
 @dataclass(frozen=True)
 class Source:
-    """A stored tensor, and the buffers through which it is read."""
-
     path: Path
     stored: StoredTensor
     buffers: ReadBuffers
@@ -115,15 +107,12 @@ class Source:
     def read(self, rows: np.ndarray, others: Box, device: torch.device) -> Tensor:
         """Read these rows (ascending, each once) of the box `others` of the other dims, as fp32."""
         block = torch.empty(len(rows), *(part.stop - part.start for part in others), device=device)
+        wanted = list[Wanted]()
         with TensorFile(self.path, {}, self.buffers) as file:
-            file.read(
-                Wanted(
-                    self.stored,
-                    (slice(int(rows[first]), int(rows[first]) + last - first), *others),
-                    block[first:last],
-                )
-                for first, last in _consecutive(rows)
-            )
+            for first, last in _consecutive(rows):
+                in_file = slice(int(rows[first]), int(rows[first]) + last - first)
+                wanted.append(Wanted(self.stored, (in_file, *others), block[first:last]))
+            file.read(wanted)
         return block
 
 

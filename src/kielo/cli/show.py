@@ -12,7 +12,7 @@ from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.ideas import STAND_INS
 from kielo.cli.terminal import print_json, print_table
 from kielo.corpus.fetch import local_files
-from kielo.dataset.encoded_documents import begin_of_documents, packed_begin_of_documents
+from kielo.dataset.document_packer import begin_of_documents, packed_begin_of_documents
 from kielo.dataset.query import documents_of_step
 from kielo.plan.idea import with_usual_training
 from kielo.recipe import cards

@@ -128,7 +128,6 @@ class Batches:
         return self._reader.ranges(located)
 
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
-        """Return the global sample numbers, int64 [n], of a rank at a step."""
         phase, sequences = self.phase, self.phase.sequences_per_step
         if not phase.first_step <= step <= phase.last_step or not 0 <= data_rank < data_ranks:
             raise ValueError(
@@ -175,7 +174,6 @@ def shard_batch(
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
-    """Return the number in the shard, int64 [count], of each token's document."""
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start_token, start_token + count - 1], side="right") - 1
     numbers = np.arange(first, last + 1)
@@ -184,8 +182,7 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
 
 
 def packed_manifest(folder: Path | str) -> Manifest:
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         raise KieloError(f"{folder}: the pack stage is not finished. Fix: `kielo run RECIPE --to pack`")
     return manifest
 
@@ -211,8 +208,8 @@ def open_shard(folder: Path | str, name: str) -> Shard:
             )
         check_unchanged(name, place, files.files, of.times_ns)
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
-    parts = [f"{name}.bin", f"{name}.idx"]
-    parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]
+    masks = {name + LOSS_MASK} & manifest.files.keys()
+    parts = [f"{name}.bin", f"{name}.idx", *masks]
     check_sizes(folder, manifest, parts)
     return TokenShard(Path(folder) / name)
 
@@ -229,7 +226,6 @@ class _StreamReader:
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
-        """Read located sequences into a batch. `samples` [n] are only stored in it."""
         source, sequence = located.source, located.sequence
         tokens = np.empty((len(samples), self._length + 1), self._dtype)
         documents = np.zeros((len(samples), self._length), np.int32) if self._mask_documents else None
@@ -237,18 +233,20 @@ class _StreamReader:
         for number, shard in enumerate(self._shards):
             rows = np.flatnonzero(source == number)
             self._gather(tokens, counts, number, rows, sequence[rows])
-            if documents is not None:
-                _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
+            if documents is not None:  # 1 at each beginning of a document inside its row
+                first = sequence[rows] * self._length
+                which, token = shard.borders(first, counts[rows])
+                places = rows[which] * self._length + token - first[which]
+                np.add.at(documents.reshape(-1), places, 1)  # one without tokens begins with the next
         # The tokens are narrow until here: gathering moves a quarter of the bytes, one pass widens them.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
         if self._is_blockwise:
             labels[:, -1] = NOT_COUNTED
         first_counts = located.seen_tokens == 0
-        for at, (number, first) in enumerate(
-            zip(source.tolist(), (sequence * self._length).tolist(), strict=False)
-        ):
+        for at, number in enumerate(source.tolist()):
             if (mask := self._shards[number].loss_mask) is not None:
-                is_without = mask[first : first + self._length + 1] == 0
+                start = int(sequence[at]) * self._length
+                is_without = mask[start : start + self._length + 1] == 0
                 labels[at, np.flatnonzero(is_without[1:])] = NOT_COUNTED
                 first_counts[at] &= not is_without[0]
         for row in np.flatnonzero(counts < self._length):
@@ -281,15 +279,6 @@ class _StreamReader:
             counts[row] = len(rest) - 1  # the last token is a label only
 
 
-def _mark_borders(
-    documents: np.ndarray, shard: Shard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
-) -> None:
-    """Add 1 in `documents` [n, s] at each beginning of a document inside its row of tokens of the shard."""
-    which, token = shard.borders(start_token, count)
-    places = rows[which] * documents.shape[1] + token - start_token[which]
-    np.add.at(documents.reshape(-1), places, 1)  # documents without tokens begin with the next document
-
-
 class _PackedReader:
     """Sequences of `length` tokens, made of pieces of several shards' documents by best-fit packing.
 
@@ -299,12 +288,7 @@ class _PackedReader:
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        packed: Sequence[PackedSequences],
-        length: int,
-        end: int,
-        mask_documents: bool,
+        self, shards: list[Shard], packed: list[PackedSequences], length: int, end: int, mask_documents: bool
     ):
         self._shards, self._packed, self._length = shards, packed, length
         self._end, self._mask_documents = end, mask_documents
@@ -336,9 +320,8 @@ class _PackedReader:
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
         found: list[list[tuple[int, int]]] = [[] for _ in located.source]
         for rows, _, pieces in self._pieces(located):
-            columns = rows[pieces.row], pieces.start, pieces.count
-            for row, start, count in zip(*(values.tolist() for values in columns), strict=True):
-                found[row].append((start, count))
+            for row, start, count in zip(rows[pieces.row], pieces.start, pieces.count, strict=True):
+                found[row].append((int(start), int(count)))
         return found
 
     def _pieces(self, located: Located) -> Iterator[tuple[np.ndarray, Shard, Pieces]]:
@@ -352,7 +335,6 @@ class _PackedReader:
 def _copy_pieces(
     inputs: np.ndarray, labels: np.ndarray, shard: Shard, row: np.ndarray, pieces: Pieces
 ) -> None:
-    """Copy pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
     columns = (row, pieces.column, pieces.start, pieces.count, pieces.ends)
     for at, column, start, count, ends in zip(*(values.tolist() for values in columns), strict=True):
         tokens = shard.read(start, count if ends else count + 1)

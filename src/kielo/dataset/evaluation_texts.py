@@ -11,22 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from kielo.artifact import manifest
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import (
-    hash_file,
-    hash_json,
-    hash_manifest,
-    is_current,
-    read_manifest,
-    write_stage,
-)
 from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
 from kielo.corpus.raw_texts import parse
-from kielo.dataset.document_packer import empty_counts
-from kielo.dataset.encoded_documents import BEGINS_WITH, DocumentEncoder
+from kielo.dataset.document_packer import BEGINS_WITH, DocumentEncoder, empty_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import EvaluationText, Recipe, Source
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
@@ -39,18 +31,19 @@ def pack_evaluation_texts(
 ) -> None:
     """Write the texts of the recipe into `folder`, unless it is current. begin: ids before documents."""
     texts = recipe.evaluate.texts
-    if not texts and read_manifest(folder) is None:
+    if not texts and manifest.read_manifest(folder) is None:
         return
     sources = {text.name: _raw_source(text) for text in texts}
-    inputs = {"tokenizer": hash_manifest(tokenizer_folder)}
+    inputs = {"tokenizer": manifest.hash_manifest(tokenizer_folder)}
     for name, source in sources.items():
-        inputs[f"text {name}"] = hash_json([hash_file(Path(source.root) / file) for file in source.files])
+        hashes = [manifest.hash_file(Path(source.root) / file) for file in source.files]
+        inputs[f"text {name}"] = manifest.hash_json(hashes)
     section: JsonTable = {"texts": [_settings(text) for text in texts], "language": recipe.language}
     if begin:
         section[BEGINS_WITH] = list(begin)
-    if is_current(folder, KIND, VERSION, inputs, section):
+    if manifest.is_current(folder, KIND, VERSION, inputs, section):
         return
-    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+    with manifest.write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         end, size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
         encoder, made = DocumentEncoder(recipe, tokenizer, end), {}
@@ -62,16 +55,12 @@ def pack_evaluation_texts(
 
 
 def _raw_source(text: EvaluationText) -> RawSource:
-    files: tuple[str, ...]
     place, where = Path(text.path).expanduser(), f"evaluate.texts, {text.name}: {text.path}"
-    if place.is_file():
-        root, files = place.parent, (place.name,)
-    elif place.is_dir():
-        found = (path for path in sorted(place.rglob("*")) if path.is_file())
-        root, files = place, tuple(path.relative_to(place).as_posix() for path in found)
-    else:
+    if not place.is_file() and not place.is_dir():
         raise KieloError(f"{where}: no such file or folder")
-    files = tuple(file for file in files if is_readable(Path(file), text.kind))
+    root, found = (place.parent, [place]) if place.is_file() else (place, sorted(place.rglob("*")))
+    paths = [path.relative_to(root) for path in found if path.is_file()]
+    files = tuple(path.as_posix() for path in paths if is_readable(path, text.kind))
     if not files:
         raise KieloError(f"{where}: no file of a known format. Fix: {formats(text.kind)}")
     fields = {"path": text.path, "kind": text.kind, "text_field": text.text_field, "clean": False}
@@ -93,18 +82,13 @@ def _documents(source: RawSource, max_bytes: int) -> Iterator[Document]:
 
 
 def _pack(
-    source: RawSource,
-    recipe: Recipe,
-    encoder: DocumentEncoder,
-    folder: Path,
-    begin: Sequence[int],
-    vocab_size: int,
+    source: RawSource, recipe: Recipe, encoder: DocumentEncoder, folder: Path, begin: Sequence[int], size: int
 ) -> dict[str, int]:
     is_masked = any(text.name == source.name and text.loss == "answers" for text in recipe.evaluate.texts)
     counts = empty_counts(is_masked)
     del counts["words"]
     with ExitStack() as files:
-        shard = files.enter_context(TokenShardWriter(folder / source.name, vocab_size, is_masked))
+        shard = files.enter_context(TokenShardWriter(folder / source.name, size, is_masked))
         written = files.enter_context(DocumentWriter(folder / (source.name + SUFFIX)))
         for document in _documents(source, recipe.corpus.max_document_bytes):
             (one,) = encoder.encode([document])

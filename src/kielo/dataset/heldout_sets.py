@@ -30,10 +30,7 @@ class HeldoutLanguages:
     def __init__(self, recipe: Recipe):
         self._identifier = recipe.corpus.language_identifier
         self._languages = {source.name: languages_of(recipe, source) for source in recipe.corpus.sources}
-        self._codes = {
-            source.name: self._codes_of(source, self._languages[source.name])
-            for source in recipe.corpus.sources
-        }
+        self._codes = {source.name: self._codes_of(source) for source in recipe.corpus.sources}
 
     @property
     def has_several_sets(self) -> bool:
@@ -53,8 +50,9 @@ class HeldoutLanguages:
         source, _, code = name.partition(SEPARATOR)
         return (code,) if code else self._languages.get(source, ())
 
-    def _codes_of(self, source: Source, languages: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    def _codes_of(self, source: Source) -> dict[str, tuple[str, ...]]:
         """Return language → the identifier's codes, if it can tell a source's languages apart."""
+        languages = self._languages[source.name]
         if source.kind != "text" or len(languages) < 2:
             return {}
         codes = {code: language(code).identifier_codes.get(self._identifier, ()) for code in languages}
@@ -63,8 +61,6 @@ class HeldoutLanguages:
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """A held-out set."""
-
     name: str  # "" for all sources' text, else of a source's set or outside text
     folder: Path
     file: str  # its shard in `folder`
@@ -109,11 +105,9 @@ def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
 
 
 def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
-    """Raise KieloError if a text from outside the mixture is not packed: it would not be scored."""
     folder = tokens_folder.parent / EVALUATION_TEXTS
     packed = read_counts(folder, EvaluationTextCounts)
-    missing = [name for name in names if packed is None or name not in packed.texts]
-    if missing:
+    if missing := [name for name in names if packed is None or name not in packed.texts]:
         raise KieloError(
             f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet. Fix: `kielo run RECIPE --only "
             "pack`"
@@ -122,7 +116,6 @@ def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
 
 def _set(name: str, folder: Path, file: str, of: TokenCounts) -> HeldoutSet:
     text_bytes = None if of.bytes is None or of.documents is None else of.bytes + of.documents
-    with_loss = None
-    if of.tokens_with_loss is not None and of.bytes_with_loss is not None:
-        with_loss = (of.tokens_with_loss, of.bytes_with_loss)
+    is_partly = of.tokens_with_loss is not None and of.bytes_with_loss is not None
+    with_loss = (of.tokens_with_loss or 0, of.bytes_with_loss or 0) if is_partly else None
     return HeldoutSet(name, folder, file, tuple(of.languages), of.tokens, text_bytes, with_loss)

@@ -27,7 +27,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MaskingKind
 from kielo.tokenizer.control_tokens import control_tokens
 from kielo.tokenizer.load import CONFIG_FILE, load_tokenizer, role_id, vocabulary_size
-from kielo.tokenizer.pre_tokens import WordPieces, word_pieces
+from kielo.tokenizer.spelling import WordPieces, word_pieces
 
 RANDOM_SHARE, KEPT_SHARE = 0.1, 0.1  # of hidden spans
 # Lengths of spans: geometric with this probability, modulo 11, at least 1.
@@ -38,8 +38,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """Facts of a tokenizer that masking needs."""
-
     mask_id: int
     is_control: np.ndarray  # bool [v]
     ordinary_ids: np.ndarray  # int64, which random tokens are drawn from
@@ -79,8 +77,8 @@ class Masking:
         hidden = self.hide(batch, rate)
         if not self._causal_share:
             return hidden
-        draw_n1 = _uniform(keys_of_epochs(self._key, batch.samples), _CAUSAL, 1)
-        is_causal_n1 = draw_n1 < self._causal_share
+        keys = keys_of_epochs(self._key, batch.samples)
+        is_causal_n1 = _uniform(keys, _CAUSAL, 1) < self._causal_share
         labels = np.full_like(hidden.labels, NOT_COUNTED)
         labels[:, :-1] = hidden.labels[:, 1:]
         documents = np.zeros(batch.inputs.shape, np.int32) if batch.documents is None else batch.documents
@@ -122,7 +120,6 @@ class Masking:
         )
 
     def _spans(self, tokens: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return the number of each token's span in its sequence, int64 [n, s]."""
         num_rows, length = tokens.shape
         if self._kind == "subword":
             return np.broadcast_to(np.arange(length), tokens.shape)

@@ -112,9 +112,7 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
     """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders."""
     exact = [Fraction(weight) for weight in weights]  # a float is a fraction: nothing is rounded
     if not exact or min(exact) <= 0 or len(exact) > total:
-        raise ValueError(
-            f"share_out: {len(exact)} weights, all of which must be positive, for {total} samples"
-        )
+        raise ValueError(f"share_out: {len(exact)} weights, which must be positive, for {total} samples")
     shares = [weight * total / sum(exact) for weight in exact]
     quotas = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (quotas[i] - shares[i], i))
@@ -179,7 +177,11 @@ class Mixture:
         self.period_samples = denominator if denominator <= LARGEST_PERIOD else LARGEST_PERIOD
         self.quotas = share_out(shares, self.period_samples)
         self._source = chairman_assignment(tuple(self.quotas.tolist()))
-        self._turn = _turns(self._source, self.quotas)
+        # For each place of the period, the number of earlier places with its source.
+        first_of_source = np.repeat(np.cumsum(self.quotas) - self.quotas, self.quotas)
+        self._turn = np.empty(self.period_samples, dtype=np.int32)
+        by_source = np.argsort(self._source, kind="stable")
+        self._turn[by_source] = np.arange(self.period_samples) - first_of_source
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return source [n] and turn [n] of samples of the phase, int64 [n]. A source's first turn is 0."""
@@ -188,26 +190,15 @@ class Mixture:
         return source, period * self.quotas[source] + self._turn[place]
 
     def taken(self, num_samples: int) -> list[int]:
-        """Return the number of samples of each source among the first `num_samples` of the phase."""
         periods, rest = divmod(num_samples, self.period_samples)
         part = np.bincount(self._source[:rest], minlength=len(self.quotas))
         return [periods * int(quota) + int(count) for quota, count in zip(self.quotas, part, strict=True)]
 
 
-def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    # For each place of the period, the number of earlier places with its source.
-    first_of_source = np.repeat(np.cumsum(quotas) - quotas, quotas)
-    turns = np.empty(len(source), dtype=np.int32)
-    turns[np.argsort(source, kind="stable")] = np.arange(len(source)) - first_of_source
-    return turns
-
-
 @dataclass(frozen=True)
 class OrderSource:
-    """A source of a phase. num_tokens: one less than its stream has, the tokens with a next token."""
-
     name: str
-    num_tokens: int
+    num_tokens: int  # one less than its stream has: the tokens with a next token
     weight: float
 
 
@@ -225,8 +216,6 @@ class Phase:
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples in their sources, int64 [n] each."""
-
     source: np.ndarray
     epoch: np.ndarray
     sequence: np.ndarray  # sequence i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream
@@ -264,9 +253,7 @@ class Order:
             raise ValueError(f"phase {self.phase.number} starts at sample {self.phase.first_sample}")
         source, turn = self.mixture.locate(index)
         epoch, place = np.divmod(turn + self._first_draw[source], self._num_sequences[source])
-        block, within = (
-            (place, 0) if self._sequences_per_block == 1 else np.divmod(place, self._sequences_per_block)
-        )
+        block, within = np.divmod(place, self._sequences_per_block)
         whole = np.flatnonzero(block < self._whole_blocks[source])  # the rest is the stream's tail
         shuffled, its_source = block.copy(), source[whole]
         keys = keys_of_epochs(self._key[its_source], epoch[whole])

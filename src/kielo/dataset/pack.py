@@ -31,9 +31,9 @@ from kielo.artifact.stage_counts import PackCounts, PartCounts, TokenCounts
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import FoundFiles, find_token_sources
 from kielo.artifact.trained_text import has_trained, refuse_to_replace, refuse_while_trained_on
-from kielo.dataset.document_packer import DocumentPacker
-from kielo.dataset.encoded_documents import (
+from kielo.dataset.document_packer import (
     BEGINS_WITH,
+    DocumentPacker,
     begin_of_documents,
     begins_with_cls,
     sources_with_loss_mask,
@@ -44,11 +44,7 @@ from kielo.dataset.token_parts import TokenParts, TokenPartWriter, counts_of_par
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.load import load_tokenizer
-from kielo.tokenizer.stage_inputs import (
-    is_heldout as is_heldout,  # re-exported: the split belongs to both rooms
-)
+from kielo.tokenizer.load import load_tokenizer, tokenizer_facts, tokenizer_hash
 
 # Older folders without held-out sets of sources stay current, and folders without BEGINS_WITH if the
 # tokenizer puts nothing before a text.
@@ -61,8 +57,7 @@ _READY = "of_token_files"  # folder, while the stage works, of held-out document
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
     """Write the token shards. Keep a folder that is current, and finished parts of an earlier attempt.
 
-    Raises KieloError without training or held-out text of the sources, if our own tokenizer changes a text,
-    and for shards that a checkpoint was trained on.
+    KieloError without training or held-out text, if our tokenizer changes a text, and for trained shards.
     """
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
@@ -71,12 +66,12 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
         if not changed:
             remove_parts(folder)
             return kept
-        named = ", ".join(map(str, changed[:MOST_NAMED])) + (", …" if len(changed) > MOST_NAMED else "")
+        named = ", ".join(map(str, changed[:MOST_NAMED])) + ", …" * (len(changed) > MOST_NAMED)
         refuse_while_trained_on(folder, f"other content in {named}", "the files as they were; ")
     _refuse(folder, inputs, section)
     parts: list[Path] = []
     if has_corpus:
-        parts = _make_parts(recipe, corpus_folder, tokenizer_folder, folder)
+        parts = _parts(recipe, corpus_folder, tokenizer_folder, folder).make()
     counts = [counts_of_part(part) for part in parts]
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         described: dict[str, TokenCounts] = {}
@@ -110,21 +105,18 @@ def pack_share(
     if is_current(folder, KIND, VERSION, inputs, section):
         return 0
     _refuse(folder, inputs, section)
-    return len(_make_parts(recipe, corpus_folder, tokenizer_folder, folder, share))
+    return len(_parts(recipe, corpus_folder, tokenizer_folder, folder).make(share))
 
 
 class PackProgress(NamedTuple):
-    """Progress of packing. Each file of the corpus is a part. `is_joined`: the shards are current."""
-
-    finished: int
-    parts: int
-    is_joined: bool
+    finished: int  # parts
+    parts: int  # one for each file of the corpus
+    is_joined: bool  # the shards are current
 
 
 def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> PackProgress:
-    """Return how many parts of the shards in `folder` are made. Raises KieloError like `pack`."""
     inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
-    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
+    parts = _parts(recipe, corpus_folder, tokenizer_folder, folder)
     if is_current(folder, KIND, VERSION, inputs, section):
         return PackProgress(parts.number, parts.number, is_joined=True)
     _refuse(folder, inputs, section)
@@ -154,12 +146,8 @@ def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any])
     refuse_foreign(folder, KIND)
 
 
-def _make_parts(
-    recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int] = (1, 1)
-) -> list[Path]:
-    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
-    vocab_size = tokenizer_facts(tokenizer_folder).vocabulary_size
-    return parts.make(vocab_size, bool(sources_with_loss_mask(recipe)), share)
+def _parts(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> TokenParts:
+    return TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
 
 
 def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
@@ -201,21 +189,14 @@ def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
         if of_source and (number := of_source.too_long_conversations):
             total = (of_source.documents or 0) + (number if source.too_long == "drop" else 0)
             logger.warning(
-                "%s: %s of %s conversations (%.0f %%) are longer than %s tokens: %s",
-                source.name,
-                f"{number:,}",
-                f"{total:,}",
-                100 * number / total,
-                longest_sequence_length(recipe),
-                done[source.too_long],
+                f"{source.name}: {number:,} of {total:,} conversations ({100 * number / total:.0f} %) are "
+                f"longer than {longest_sequence_length(recipe)} tokens: {done[source.too_long]}"
             )
 
 
 def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> None:
-    """Raise KieloError for a source without training text, and if nothing is held out."""
     met, sources = joined.met, joined.sources
-    named = [source.name for source in recipe.corpus.of_raw_text.sources]
-    for name in dict.fromkeys([*met, *named]):
+    for name in dict.fromkeys([*met, *(source.name for source in recipe.corpus.of_raw_text.sources)]):
         if name not in sources:
             raise KieloError(
                 f"source {name!r} has no training text: {corpus_folder} has "
@@ -234,10 +215,8 @@ def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> Non
     shown = {name.partition(SEPARATOR)[0] for name in joined.heldout_sets}
     without = sorted(sources.keys() - shown)
     if len(recipe.corpus.sources) > 1 and without:
-        logger.warning(
-            f"{corpus_folder}: dataset.heldout_share = {share:g} holds out no document of "
-            f"{', '.join(without)}, whose loss will not be shown"
-        )
+        what = f"holds out no document of {', '.join(without)}, whose loss will not be shown"
+        logger.warning(f"{corpus_folder}: dataset.heldout_share = {share:g} {what}")
 
 
 def _counts(

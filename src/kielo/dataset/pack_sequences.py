@@ -14,17 +14,9 @@ import numpy as np
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.stage_counts import PackedLength, PackingCounts
+from kielo.dataset import packed_sequences
 from kielo.dataset.batches import Shard, open_shard, packed_counts
-from kielo.dataset.packed_sequences import (
-    BEGINS,
-    ENDS,
-    FLAG_BITS,
-    PACKING,
-    best_fit_decreasing,
-    file_names,
-    one_a_sequence,
-    packing_folder,
-)
+from kielo.dataset.packed_sequences import best_fit_decreasing, entries, one_a_sequence, packing_folder
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe
 
@@ -45,7 +37,7 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     inputs: dict[str, str] = {"tokens": hash_manifest(tokens_folder)}
     section: JsonTable = {"sequence_lengths": lengths}
     if packing != "best_fit":  # which older folders do not name
-        section[PACKING] = packing
+        section[packed_sequences.PACKING] = packing
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
@@ -61,7 +53,6 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
 def pack_source(
     shard: Shard, sequence_length: int, folder: Path, name: str, fit: Fit = best_fit_decreasing
 ) -> PackedLength:
-    """Write the packed sequences of one source into `folder`. Return their counts."""
     counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
     documents = cut = cut_in_one_stream = 0
     for start, end in shard.document_blocks():
@@ -74,7 +65,7 @@ def pack_source(
         counts[sequence_length] += int((size // sequence_length).sum())
     counts[0] = 0  # documents without a rest
     table, sequences = fit(counts, sequence_length)
-    table_name, pieces_name = file_names(name, sequence_length)
+    table_name, pieces_name = packed_sequences.file_names(name, sequence_length)
     np.save(folder / table_name, table)
     pieces = np.lib.format.open_memmap(folder / pieces_name, "w+", np.int64, (int(counts.sum()),))
     _sort_by_length(shard, sequence_length, np.cumsum(counts) - counts, pieces)
@@ -99,16 +90,12 @@ def _sort_by_length(shard: Shard, sequence_length: int, place: np.ndarray, piece
         counts = np.bincount(length, minlength=len(place))
         place_in_block = np.arange(len(length)) - (np.cumsum(counts) - counts)[length]
         first = start[order] + whole[order] * sequence_length
-        pieces[place[length] + place_in_block] = _entries(first, whole[order] == 0, True)
+        pieces[place[length] + place_in_block] = entries(first, whole[order] == 0, True)
         document = np.repeat(np.arange(len(whole)), whole)
         number = np.arange(len(document)) - (np.cumsum(whole) - whole)[document]
         first = start[document] + number * sequence_length
         ends = (number == whole[document] - 1) & (rest[document] == 0)
         at = int(place[sequence_length])
-        pieces[at : at + len(document)] = _entries(first, number == 0, ends)
+        pieces[at : at + len(document)] = entries(first, number == 0, ends)
         place += counts
         place[sequence_length] += len(document)
-
-
-def _entries(first: np.ndarray, begins: np.ndarray, ends: np.ndarray | bool) -> np.ndarray:
-    return first << FLAG_BITS | np.where(begins, BEGINS, 0) | np.where(ends, ENDS, 0)

@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import Document
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, read_manifest, rewrite_counts
 from kielo.artifact.stage_counts import PackCounts, TokenCounts
 from kielo.artifact.stage_json import counts_of
@@ -20,7 +21,7 @@ from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_file_formats import check_index, open_file
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_sources import FoundFiles, TokenFiles, TokenFileSet, checksum
-from kielo.dataset.encoded_documents import STORED_IDS
+from kielo.dataset.document_packer import STORED_IDS
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, encode, end_of_text_id, role_id, vocabulary_size
@@ -36,6 +37,7 @@ MOST_ENDS = 0.25
 # Decoding does not exactly undo encoding for text with control tokens or with other normalisation.
 LEAST_SAME = 0.9
 READERS = 8
+_OTHER_TOKENIZER = "tokenizer.path = the tokenizer that made these tokens"
 MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation uses
 
 
@@ -105,37 +107,29 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, 
     starts = block_starts(stream.num_tokens, is_whole=False)
     blocks = [stream.read(start, min(BLOCK_TOKENS, stream.num_tokens - start)) for start in starts]
     ends, looked_at = sum(int((block == end).sum()) for block in blocks), sum(map(len, blocks))
-    if ends > looked_at * MOST_ENDS:
-        raise KieloError(
-            f"corpus.sources, {name}: {found.folder}: {ends:,} of {looked_at:,} tokens looked at are {end}, "
-            "the tokenizer's end-of-text, as if every few words were a document. Are the ids as wide as "
-            f"{found.files[0].dtype}? Fix: the source's tokens_dtype, or tokenizer.path = the tokenizer that "
-            "made these tokens"
-        )
-    if not ends:
-        raise KieloError(
-            f"corpus.sources, {name}: {found.folder}: none of {looked_at:,} tokens looked at in "
-            f"{len(found.files)} files is {end}, the tokenizer's end-of-text, which ends a document. "
-            "Fix: tokenizer.path = the tokenizer that made these tokens"
-        )
-    _check_begins(name, found, blocks, end, begin)
-
-
-def _check_begins(
-    name: str, found: FoundFiles, blocks: list[np.ndarray], end: int, begin: int | None
-) -> None:
-    """Refuse files without an index in which a document begins after a document without an end."""
-    if begin is None or begin == end:
-        return
+    # Without an index, a document must not begin after a document without an end.
     begins = sum(int((block[1:] == begin).sum()) for block in blocks)
     joined = sum(int(((block[1:] == begin) & (block[:-1] != end)).sum()) for block in blocks)
-    if joined:
-        raise KieloError(
-            f"corpus.sources, {name}: {found.folder}: {joined:,} of {begins:,} documents looked at begin "
-            f"with {begin} (bos_token) after a document without {end} (eos_token) at its end. Files "
-            "without an index have no other border. Fix: end-of-text after each, or a format with an index "
-            "(PREFIX.bin and PREFIX.idx)"
+    if ends > looked_at * MOST_ENDS:
+        what = (
+            f"{ends:,} of {looked_at:,} tokens looked at are {end}, the tokenizer's end-of-text, as if every "
+            f"few words were a document. Are the ids as wide as {found.files[0].dtype}? Fix: the source's "
+            f"tokens_dtype, or {_OTHER_TOKENIZER}"
         )
+    elif not ends:
+        what = (
+            f"none of {looked_at:,} tokens looked at in {len(found.files)} files is {end}, the tokenizer's "
+            f"end-of-text, which ends a document. Fix: {_OTHER_TOKENIZER}"
+        )
+    elif begin not in (None, end) and joined:
+        what = (
+            f"{joined:,} of {begins:,} documents looked at begin with {begin} (bos_token) after a document "
+            f"without {end} (eos_token) at its end. Files without an index have no other border. Fix: "
+            "end-of-text after each, or a format with an index (PREFIX.bin and PREFIX.idx)"
+        )
+    else:
+        return
+    raise KieloError(f"corpus.sources, {name}: {found.folder}: {what}")
 
 
 def sampled_documents(stream: TokenSet) -> list[np.ndarray]:
@@ -165,7 +159,6 @@ def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) 
 
 
 def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer: TextTokenizer) -> float:
-    """Return bytes of text a token. Refuse ids if the tokenizer's ids of their text differ too often."""
     rows = [row for row in rows if len(row)]
     texts = decode(tokenizer, [row.tolist() for row in rows])
     tokens = sum(map(len, rows))
@@ -179,7 +172,7 @@ def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer:
             f"corpus.sources, {name}: {found.folder}: {same / max(1, tokens):.0%} of {tokens:,} tokens "
             f"looked at are what the tokenizer writes for their text, {LEAST_SAME:.0%} are expected, "
             f"and {unknown:.0%} of the characters are broken. The text would begin {texts[0][:40]!r}. "
-            "Fix: tokenizer.path = the tokenizer that made these tokens"
+            f"Fix: {_OTHER_TOKENIZER}"
         )
     return sum(len(text.encode()) for text in texts) / max(1, tokens + len(rows))
 
@@ -196,14 +189,10 @@ def inputs_of(found: Mapping[str, FoundFiles]) -> dict[str, str]:
 def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list[str]:
     """Read the files of source `name` and return their checksums. known: file → checksum, not read again."""
     unread = [file for file in found.files if file.name not in known]
+    total = sum(file.bytes for file in unread)
     # disable=None: a bar on a terminal, nothing in a log
-    bar = tqdm(
-        desc=f"reading {name}",
-        total=sum(file.bytes for file in unread),
-        unit="B",
-        unit_scale=True,
-        disable=None if unread else True,
-    )
+    is_hidden = None if unread else True
+    bar = tqdm(desc=f"reading {name}", total=total, unit="B", unit_scale=True, disable=is_hidden)
 
     def read(file: TokenFile) -> str:
         digest = checksum(found.folder, file)
@@ -220,8 +209,8 @@ def note_places(
 ) -> tuple[Manifest, list[Path]]:
     """Write into the manifest of a finished stage where the same files are now. Return it.
 
-    Changed files are read. If the content of some files differs, these files are returned and nothing is
-    written. Files without a checksum, described by an earlier version, are accepted.
+    Changed files are read. Files of other content are returned, and then nothing is written. Files without a
+    checksum, described by an earlier version, are accepted.
     """
     counts = counts_of(folder, manifest, PackCounts)
     sources, changed = dict(counts.sources), list[Path]()
@@ -229,15 +218,11 @@ def note_places(
         files, known = [file.name for file in of.files], sources[name]
         before = dict(zip(files, known.xxh3_128, strict=False))  # none of earlier versions
         times = dict(zip(files, known.times_ns or (), strict=False))
-        same = {
-            file for file, since in zip(files, of.times_ns, strict=True) if times.get(file) == list(since)
-        }
-        now = checksums_of(name, of, {file: before[file] for file in same if file in before})
-        changed += [
-            of.folder / file
-            for file, digest in zip(files, now, strict=True)
-            if before.get(file, digest) != digest
-        ]
+        since = dict(zip(files, map(list, of.times_ns), strict=True))
+        same = {file: before[file] for file in files if file in before and times.get(file) == since[file]}
+        now = checksums_of(name, of, same)
+        digests = dict(zip(files, now, strict=True))
+        changed += [of.folder / file for file in files if before.get(file, digests[file]) != digests[file]]
         place = {"folder": str(of.folder), "times_ns": list(map(list, of.times_ns)), "xxh3_128": now}
         sources[name] = known.model_copy(update=place)
     if changed or sources == counts.sources:
@@ -247,8 +232,6 @@ def note_places(
 
 
 class TokenFilesPacking:
-    """The packing of sources that are read in place: checks, a description, and held-out documents."""
-
     def __init__(self, recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer: TextTokenizer):
         self._share, self._found, self._tokenizer = recipe.dataset.heldout_share, found, tokenizer
         self._end = end_of_text_id(tokenizer)
@@ -270,15 +253,11 @@ class TokenFilesPacking:
                 row = row[:-1] if has_end else row
                 heldout += 1
                 if row:
-                    document: Document = {
-                        "id": f"{name}/{stream.document_name(start)}",
-                        "source": name,
-                        "metadata": {STORED_IDS: row},
-                        "text": decode(self._tokenizer, [row], False)[0],
-                    }
+                    place, facts = f"{name}/{stream.document_name(start)}", JsonTable({STORED_IDS: row})
+                    (text,) = decode(self._tokenizer, [row], False)
                     if flags is not None and not has_end:
                         flags = np.append(flags, False)
-                    yield document, row, flags
+                    yield Document(id=place, source=name, metadata=facts, text=text), row, flags
             documents = [file.documents for file in found.files]
             is_indexed = None not in documents
             self.counts[name] = TokenCounts(

@@ -68,13 +68,13 @@ class _Groups:
     by_room: dict[int, deque[_Group]] = field(default_factory=dict)
     rooms: list[int] = field(default_factory=list)  # sorted
 
-    def add(self, room: int, group: _Group) -> None:
-        if group.count:
-            self._of(room).append(group)
-
-    def put_back(self, room: int, group: _Group) -> None:
-        if group.count:
-            self._of(room).appendleft(group)
+    def add(self, room: int, group: _Group, is_oldest: bool = False) -> None:
+        if not group.count:
+            return
+        if room not in self.by_room:
+            insort(self.rooms, room)
+            self.by_room[room] = deque()
+        self.by_room[room].insert(0 if is_oldest else len(self.by_room[room]), group)
 
     def take_tightest(self, length: int) -> tuple[int, _Group] | None:
         """Remove and return (room, group) with the least room of at least `length`, the oldest, or None."""
@@ -86,12 +86,6 @@ class _Groups:
         if not self.by_room[room]:
             del self.by_room[room], self.rooms[place]
         return room, group
-
-    def _of(self, room: int) -> deque[_Group]:
-        if room not in self.by_room:
-            insort(self.rooms, room)
-            self.by_room[room] = deque()
-        return self.by_room[room]
 
     def __iter__(self) -> Iterator[_Group]:
         for room in self.rooms:
@@ -147,7 +141,7 @@ def _place(groups: _Groups, length: int, count: int, sequence_length: int) -> No
             groups.add(room - (count - placed) * length, last.with_part(length, count - placed, placed))
             placed = count
         if group.parts is not None:
-            groups.put_back(room, others)
+            groups.add(room, others, is_oldest=True)
 
 
 @dataclass(frozen=True)
@@ -185,14 +179,12 @@ class PackedSequences:
         self._place_key = np.uint64(key_from("places", seed, source, sequence_length))
 
     def pieces(self, sequence: np.ndarray, epoch: np.ndarray) -> Pieces:
-        """Return the pieces of sequences, int64 [n], in their epochs, int64 [n]."""
         row, length, number = self._slots(sequence)
-        key = np.full(len(row), self._piece_key, np.uint64)
-        key = keys_of_epochs(keys_of_epochs(key, length), epoch[row])  # a shuffle for each length and epoch
+        # A shuffle for each length and epoch.
+        key = keys_of_epochs(keys_of_epochs(self._piece_key, length), epoch[row])
         chosen = self._before_length[length] + permute(number, self._of_length[length], key)
         entry = np.asarray(self._pieces[chosen])
-        key = np.full(len(row), self._place_key, np.uint64)
-        key = keys_of_epochs(keys_of_epochs(key, sequence[row]), epoch[row])
+        key = keys_of_epochs(keys_of_epochs(self._place_key, sequence[row]), epoch[row])
         place = np.arange(len(row)) - np.searchsorted(row, row)
         order = np.lexsort((scramble(key + place.astype(np.uint64)), row))
         length, entry = length[order], entry[order]  # rows are sorted already
@@ -221,8 +213,6 @@ def _expanded(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class PackingRow:
-    """The effect of packing on a source at a length, for people."""
-
     source: str
     sequence_length: int
     sequences: int
@@ -239,18 +229,17 @@ class PackingRow:
 
 
 def packing_rows(manifest: Manifest) -> list[PackingRow]:
-    return [
-        PackingRow(
-            source,
-            int(length),
-            of.sequences,
-            of.cut_documents / max(1, of.documents),
-            of.cut_in_one_stream / max(1, of.documents),
-            of.filling / max(1, of.sequences * int(length)),
-        )
-        for source, lengths in counts_of(FOLDER, manifest, PackingCounts).sources.items()
-        for length, of in lengths.items()
-    ]
+    rows = []
+    for source, lengths in counts_of(FOLDER, manifest, PackingCounts).sources.items():
+        for length, of in lengths.items():
+            cut, in_one = (count / max(1, of.documents) for count in (of.cut_documents, of.cut_in_one_stream))
+            filling = of.filling / max(1, of.sequences * int(length))
+            rows.append(PackingRow(source, int(length), of.sequences, cut, in_one, filling))
+    return rows
+
+
+def entries(first: np.ndarray, begins: np.ndarray, ends: np.ndarray | bool) -> np.ndarray:
+    return first << FLAG_BITS | np.where(begins, BEGINS, 0) | np.where(ends, ENDS, 0)
 
 
 def file_names(source: str, sequence_length: int) -> tuple[str, str]:
@@ -262,10 +251,8 @@ def packing_folder(tokens_folder: Path | str) -> Path:
 
 
 def packing_manifest(tokens_folder: Path | str) -> Manifest:
-    """Return the manifest of a tokens folder's sequences. Raises KieloError without them."""
     folder = packing_folder(tokens_folder)
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         raise _not_packed(folder, "has no packed sequences")
     if manifest.inputs["tokens"] != hash_manifest(tokens_folder):
         raise _not_packed(folder, f"was packed from other tokens than {tokens_folder}")

@@ -15,7 +15,7 @@ from kielo.artifact.stage_json import counts_of
 from kielo.artifact.trained_text import has_trained
 from kielo.corpus.step import effective_settings
 from kielo.dataset.batches import packed_counts, packed_manifest
-from kielo.dataset.encoded_documents import (
+from kielo.dataset.document_packer import (
     BEGINS_WITH,
     begin_of_documents,
     begins_with_cls,
@@ -24,8 +24,7 @@ from kielo.dataset.encoded_documents import (
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.facts import TokenizerFacts, tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.load import TOKENIZER_FILE
+from kielo.tokenizer.load import TOKENIZER_FILE, TokenizerFacts, tokenizer_facts, tokenizer_hash
 
 SHOWN_DIGITS = 12  # of a hash, in messages
 
@@ -41,17 +40,17 @@ def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
     made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
     if made_with is None:  # packed by another program: nothing to compare with
         return tokenizer_facts(folder)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise _another_tokenizer(folder, tokens_folder, made_with, "a tokenizer without manifest.json")
-    if hash_manifest(folder) != made_with:
-        raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
-    facts = tokenizer_facts(folder)
-    is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE].xxh3_128
-    end = counts_of(folder, manifest, TokenizerCounts).end_of_text_id
-    if not is_as_written or end not in (None, facts.end_of_text_id):
-        raise _another_tokenizer(folder, tokens_folder, made_with, "a tokenizer that was changed later")
-    return facts
+    if (manifest := read_manifest(folder)) is None:
+        found = "a tokenizer without manifest.json"
+    elif hash_manifest(folder) != made_with:
+        found = hash_manifest(folder)[:SHOWN_DIGITS]
+    else:
+        facts, end = tokenizer_facts(folder), counts_of(folder, manifest, TokenizerCounts).end_of_text_id
+        is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE].xxh3_128
+        if is_as_written and end in (None, facts.end_of_text_id):
+            return facts
+        found = "a tokenizer that was changed later"
+    raise _another_tokenizer(folder, tokens_folder, made_with, found)
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
@@ -82,7 +81,6 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
 
 
 def check_tokens(state: PlainState, run_folder: Path | str) -> None:
-    """Raise KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
     trained_on, found = state.identity.get("tokens_hash"), hash_manifest(folder)
@@ -118,16 +116,15 @@ def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: st
 def _changes_of_tokens(recipe: Recipe, tokens: Manifest, counts: PackCounts) -> Iterator[str]:
     yield from _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
     # Without inputs, another program packed the tokens: nothing to compare with.
-    on_answers = tokens.section.get("loss_on_answers", [])
-    now = sorted(sources_with_loss_mask(recipe))
+    on_answers, now = tokens.section.get("loss_on_answers", []), sorted(sources_with_loss_mask(recipe))
     if tokens.inputs and on_answers != now:
         yield f"corpus.sources with loss = 'answers': were {on_answers}, are now {now}"
     if tokens.inputs and tokens.section.get("begins_with_cls", False) != begins_with_cls(recipe):
         yield "train.objective: encoders have a token before each document, and decoders none"
-    packed = [name for name, of in counts.sources.items() if of.folder is not None]
-    named = [source.name for source in recipe.corpus.token_sources]
-    if tokens.inputs and sorted(packed) != sorted(named):
-        yield f"corpus.sources with tokens: were {sorted(packed)}, are now {sorted(named)}"
+    packed = sorted(name for name, of in counts.sources.items() if of.folder is not None)
+    named = sorted(source.name for source in recipe.corpus.token_sources)
+    if tokens.inputs and packed != named:
+        yield f"corpus.sources with tokens: were {packed}, are now {named}"
 
 
 def _changes_of_begin(recipe: Recipe, tokens: Manifest, run_folder: Path) -> Iterator[str]:
@@ -136,8 +133,7 @@ def _changes_of_begin(recipe: Recipe, tokens: Manifest, run_folder: Path) -> Ite
     is_known = tokens.inputs and (folder / TOKENIZER_FILE).is_file()
     if not is_known or (not before and has_trained(run_folder)):
         return
-    now = begin_of_documents(recipe, folder)
-    if before != now:
+    if before != (now := begin_of_documents(recipe, folder)):
         yield f"tokenizer.bos: documents began with the ids {list(before)}, and begin with {list(now)} now"
 
 
@@ -150,9 +146,9 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
         return  # other changes follow from the language's card
     yield from _changes("corpus.", corpus.section, now)
-    names = [source.name for source in raw_text.sources]
-    if sorted(corpus.inputs) != sorted(names):
-        yield f"corpus.sources: were {sorted(corpus.inputs)}, are now {sorted(names)}"
+    before, names = sorted(corpus.inputs), sorted(source.name for source in raw_text.sources)
+    if before != names:
+        yield f"corpus.sources: were {before}, are now {names}"
 
 
 def _changes(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

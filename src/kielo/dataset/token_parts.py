@@ -7,7 +7,7 @@ bytes for any number of workers and machines, and after any number of kills.
 
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
@@ -42,9 +42,11 @@ from kielo.dataset.document_packer import (
     ShardRows,
     empty_counts,
     load_packer,
+    sources_with_loss_mask,
 )
 from kielo.dataset.heldout_sets import HELDOUT
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import tokenizer_facts
 
 KIND, VERSION = "token part", 1
 BATCH_BYTES = 1 << 20  # of documents' lines that a worker gets at the same time, before the last document
@@ -113,34 +115,25 @@ class _Shard:
 class TokenParts:
     """The parts of the shards in `tokens_folder`, one a file of the corpus. Manifests have `section`."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        corpus_folder: Path,
-        tokenizer_folder: Path,
-        tokens_folder: Path,
-        section: Mapping[str, Any],
-    ):
-        self._recipe, self._tokenizer_folder = recipe, tokenizer_folder
-        self._corpus = read_counts(corpus_folder, CorpusCounts) or CorpusCounts()
-        self._inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
-        self._section = dict(section)
-        self._files = document_files(corpus_folder / "documents")
-        self._folder = parts_folder(tokens_folder)
+    def __init__(self, recipe: Recipe, corpus: Path, tokenizer: Path, tokens: Path, section: JsonTable):
+        self._recipe, self._tokenizer_folder, self._section = recipe, tokenizer, section
+        self._corpus = read_counts(corpus, CorpusCounts) or CorpusCounts()
+        self._inputs = {"corpus": hash_manifest(corpus), "tokenizer": hash_manifest(tokenizer)}
+        self._files = document_files(corpus / "documents")
+        self.number = len(self._files)
+        self._folder = parts_folder(tokens)
 
-    def make(self, vocab_size: int, has_loss_mask: bool, share: tuple[int, int] = (1, 1)) -> list[Path]:
+    def make(self, share: tuple[int, int] = (1, 1)) -> list[Path]:
         """Make every n-th part from the k-th on, share = (k, n), unless finished. Return their folders."""
-        first, step = share
-        mine = dict(list(self._folders().items())[first - 1 :: step])
+        vocab_size = tokenizer_facts(self._tokenizer_folder).vocabulary_size
+        has_loss_mask = bool(sources_with_loss_mask(self._recipe))
+        mine = dict(list(self._folders().items())[share[0] - 1 :: share[1]])
         # disable=None: a bar on a terminal, nothing in a log
-        known = self._corpus.documents_kept if step == 1 else None
+        known = self._corpus.documents_kept if share[1] == 1 else None
         with tqdm(desc="packing", total=known, unit=" documents", disable=None) as bar:
-            missing = []
-            for file, folder in mine.items():
-                if is_current(folder, *self._identity(file)):
-                    bar.update(sum(counts_of_part(folder).met.values()))
-                else:
-                    missing.append(file)
+            finished = {file for file, folder in mine.items() if is_current(folder, *self._identity(file))}
+            bar.update(sum(sum(counts_of_part(mine[file]).met.values()) for file in finished))
+            missing = [file for file in mine if file not in finished]
             try:
                 with closing(self._packed(missing)) as packed:
                     for file in missing:
@@ -148,7 +141,7 @@ class TokenParts:
                             with TokenPartWriter(stage.folder, vocab_size, has_loss_mask) as part:
                                 for batch in packed:
                                     part.add(batch)
-                                    bar.update(batch.num_documents)
+                                    bar.update(batch.met.total())
                                     if batch.is_last:
                                         break
                             stage.counts.update(part.counts().content())
@@ -156,10 +149,6 @@ class TokenParts:
                 with suppress(OSError):  # there are parts in it
                     self._folder.rmdir()
         return list(mine.values())
-
-    @property
-    def number(self) -> int:
-        return len(self._files)
 
     def num_finished(self) -> int:
         return sum(is_current(folder, *self._identity(file)) for file, folder in self._folders().items())
@@ -208,9 +197,7 @@ def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path
 
 def remove_parts(tokens_folder: Path) -> None:
     folder = parts_folder(tokens_folder)
-    if not folder.is_dir():
-        return
-    for part in sorted(folder.iterdir()):
+    for part in sorted(folder.iterdir()) if folder.is_dir() else ():
         manifest = read_manifest(part) if _PART.fullmatch(part.name) else None
         if manifest is not None and manifest.kind == KIND:
             refuse_foreign(part, KIND)

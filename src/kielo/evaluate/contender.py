@@ -26,7 +26,7 @@ from torch import Tensor
 from kielo.artifact.special_files import refuse_special_file
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import causal_documents
-from kielo.dataset.encoded_documents import begins_with_cls, packed_begin_of_documents
+from kielo.dataset.document_packer import begins_with_cls, packed_begin_of_documents
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.scores import FilledMask, Filling
-from kielo.dataset.encoded_documents import begins_with_cls
+from kielo.dataset.document_packer import begins_with_cls
 from kielo.evaluate.contender import MOST_LOGITS_PER_FORWARD, Contender, load_checkpoint
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 from kielo.tokenizer.load import decode, encode, end_of_text_id, role_id, vocabulary_size
-from kielo.tokenizer.pre_tokens import WordPieces, word_pieces
+from kielo.tokenizer.spelling import WordPieces, word_pieces
 
 TOKENS_AT_ONCE = 8192
 NUM_SENTENCES = 6

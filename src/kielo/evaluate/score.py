@@ -12,7 +12,7 @@ from kielo.artifact.documents import messages_of
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
-from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
+from kielo.dataset.document_packer import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.contender import (

@@ -14,10 +14,10 @@ from kielo.artifact.documents import SUFFIX, Document, messages_of, read_documen
 from kielo.artifact.manifest import check_sizes
 from kielo.dataset.batches import Shard, open_shard, packed_counts, packed_manifest
 from kielo.dataset.heldout_sets import HELDOUT, HeldoutSet, heldout_sets
-from kielo.dataset.pack import is_heldout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer
+from kielo.tokenizer.stage_inputs import is_heldout
 
 MOST_HELDOUT_BYTES = 4 << 20
 MOST_SET_BYTES = 1 << 20  # of one source's

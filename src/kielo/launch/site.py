@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from kielo.artifact.durable import HASH_COMMENT, refuse_other_text, write_own_text
 from kielo.artifact.launch_files import MadeSite
 from kielo.artifact.manifest import write_text_atomically
-from kielo.artifact.own_text import HASH_COMMENT, refuse_other_text, write_own_text
 from kielo.artifact.stage_json import read_json
 from kielo.launch.bash import array, assign, comment
 from kielo.recipe.cards import NEW_CARD, Cluster, Jobs, accelerator, clusters

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.own_text import HASH_COMMENT, write_own_text
+from kielo.artifact.durable import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.measured_run import MeasuredRun, read_measured_run
 from kielo.plan.step_seconds import step_seconds

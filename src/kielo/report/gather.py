@@ -34,9 +34,8 @@ from kielo.artifact.scores import (
     StageTime,
     Summary,
 )
-from kielo.artifact.stage_counts import Funnel
+from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonObject, read_stage_json
-from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
 from kielo.dataset.packed_sequences import PackingRow, packing_rows

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kielo.artifact.durable import disk_problems_reported
+from kielo.artifact.durable import disk_problems_reported, refuse_other_text, write_own_text
 from kielo.artifact.launch_files import TABLE_NAME, Ladder, MeasuredSpeed, PlannedSpeed, Rung
-from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.resolve.overview import amount
 

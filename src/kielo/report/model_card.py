@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo import __version__
-from kielo.artifact.own_text import is_own_text, marked, write_own_text
+from kielo.artifact.durable import is_own_text, marked, write_own_text
 from kielo.artifact.weights_folder import is_on_hub
 from kielo.checkpoint.export_stage import CARD_FILE, WantedExport
 from kielo.recipe.model_types import FAMILIES

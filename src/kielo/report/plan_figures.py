@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from kielo.artifact.own_text import write_own_text
+from kielo.artifact.durable import write_own_text
 from kielo.plan.compare import SECONDS, parts_of
 from kielo.plan.pipeline_simulation import Span, timeline
 from kielo.plan.planned_layout import SHARE, PlannedLayout

@@ -18,9 +18,13 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from kielo.artifact.durable import disk_problems_reported
+from kielo.artifact.durable import (
+    disk_problems_reported,
+    refuse_other_json,
+    refuse_other_text,
+    write_own_text,
+)
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
 from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_json import write_json
 from kielo.recipe.amounts import format_seconds, short_amount

@@ -8,7 +8,7 @@ from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import CompleteModel, Model, Recipe, Tokenizer
-from kielo.tokenizer.facts import tokenizer_facts
+from kielo.tokenizer.load import tokenizer_facts
 
 # All other keys of [model] come from config.json.
 KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple", "transplant", "transplant_vectors")

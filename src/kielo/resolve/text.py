@@ -17,8 +17,7 @@ from kielo.dataset.provenance import tokenizer_of_tokens
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.sections import PACKED, Recipe
-from kielo.tokenizer.facts import tokenizer_facts
-from kielo.tokenizer.load import load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import load_tokenizer, tokenizer_facts, vocabulary_size
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,18 @@ from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
 from kielo.artifact.run_format import write_run_recipe
 from kielo.artifact.scores import STAGE_FOLDERS, StageTime, Summary
-from kielo.artifact.stage_counts import CorpusCounts
+from kielo.artifact.stage_counts import CorpusCounts, RowMap
 from kielo.artifact.stage_json import read_counts, read_json, read_stage_json
-from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.checkpoint.auto_tokenizer import compare_folder
 from kielo.corpus.corpus_stage import run_corpus
-from kielo.dataset.encoded_documents import BEGINS_WITH
+from kielo.dataset.document_packer import BEGINS_WITH
 from kielo.dataset.evaluation_texts import pack_evaluation_texts
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.pack import pack, pack_share
 from kielo.dataset.pack_sequences import pack_sequences
-from kielo.dataset.packed_documents import corpus_sample
 from kielo.dataset.packed_sequences import packing_rows
+from kielo.dataset.query import corpus_sample
 from kielo.recipe.errors import KieloError, Stopped
 from kielo.recipe.messages import print_text
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder

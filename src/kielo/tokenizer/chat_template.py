@@ -41,8 +41,6 @@ DEFAULT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A conversation as it is trained on."""
-
     text: str  # as the template writes it
     ids: list[int]  # without end-of-text
     is_answer: np.ndarray  # bool [ids + 1], True for answers and ends of their turns; the last: end-of-text
@@ -55,13 +53,9 @@ class ChatTemplate:
         self._folder, self._tokenizer = tokenizer.folder, tokenizer
         self._text_only = tokenizer.for_text
         added = {token.content for token in tokenizer.whole.get_added_tokens_decoder().values()}
+        control, names = self._text_only.control_tokens, self._text_only.hidden_names
         # A mark that is not an added token is text to Hugging Face too.
-        self._hidden = {
-            name: self._text_only.hidden_names[name]
-            for name in self._text_only.control_tokens.values()
-            if name in added
-        }
-        control = self._text_only.control_tokens
+        self._hidden = {name: names[name] for name in control.values() if name in added}
         self._hidden_ids = [number for number, name in control.items() if name in self._hidden]
         self._marks, self._hidden_marks = _any_of(self._hidden), _any_of(self._hidden.values())
         self._turn_end = re.compile(rf"\s*(?:{self._hidden_marks.pattern})")
@@ -74,26 +68,22 @@ class ChatTemplate:
         self, conversations: Sequence[tuple[str, Sequence[Message]]], tools: Sequence[Any] = ()
     ) -> list[LaidOut]:
         """Lay out each (place, messages), with its tools. Raises KieloError, which begins with the place."""
-        given = tools or [None] * len(conversations)
-        rendered = [
-            self._rendered(place, messages, of)
-            for (place, messages), of in zip(conversations, given, strict=True)
-        ]
-        texts = [one.text for one in rendered]
+        given = zip(conversations, tools or [None] * len(conversations), strict=True)
+        rendered = [self._rendered(place, messages, of) for (place, messages), of in given]
         with panics_told(self._folder):
-            encodings = self._text_only.tokenizer.encode_batch(texts, add_special_tokens=False)
+            encodings = self._text_only.tokenizer.encode_batch(
+                [one.text for one in rendered], add_special_tokens=False
+            )
         return [
             self._laid_out(place, one, encoding)
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
         ]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation up to the beginning of the next answer."""
         words: dict[str, str] = {}
         chat = _Chat("the conversation", self._disguised(list(messages), words), None)
         text = self._text(chat, add_generation_prompt=True)
-        hidden = self._marks.sub(lambda mark: self._hidden[mark[0]], text)
-        text = self._disguise.take_off(words, hidden)
+        text = self._disguise.take_off(words, self._with_hidden_marks(text))
         with panics_told(self._folder):
             return self._text_only.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -115,9 +105,11 @@ class ChatTemplate:
             borders = [0, *(border for span in with_loss for border in span), len(text) + 1]
             pieces = [text[first:last] for first, last in pairwise(borders)]
             has_end = bool(with_loss) and with_loss[-1][1] > len(text)
-        marked = [self._marks.sub(lambda mark: self._hidden[mark[0]], piece) for piece in pieces]
-        final = [self._disguise.take_off(words, piece) for piece in marked]
+        final = [self._disguise.take_off(words, self._with_hidden_marks(piece)) for piece in pieces]
         return Rendered(self._disguise.take_off(words, text), final, is_whole, has_end)
+
+    def _with_hidden_marks(self, text: str) -> str:
+        return self._marks.sub(lambda mark: self._hidden[mark[0]], text)
 
     def _disguised(self, value: Any, words: dict[str, str]) -> Any:
         if isinstance(value, str):
@@ -141,11 +133,8 @@ class ChatTemplate:
         return pieces
 
     def _rich_answers(self, chat: "_Chat", text: str) -> set[int]:
-        more = [
-            number
-            for number, message in enumerate(chat.messages)
-            if message["role"] == ANSWERS and message.keys() > {"role", "content"}
-        ]
+        answers = ((number, one) for number, one in enumerate(chat.messages) if one["role"] == ANSWERS)
+        more = [number for number, message in answers if message.keys() > {"role", "content"}]
         # The template may write more of these answers than the content.
         if len(more) <= MOST_RICH:  # each needs three renderings of all messages before it
             return {number for number in more if self._text(_bare(chat, [number])) != text}
@@ -225,8 +214,6 @@ def _bare(chat: _Chat, numbers: Collection[int]) -> _Chat:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation."""
-
     spelled: str  # the template's text
     pieces: list[str]  # in turns other text and an answer, with hidden names for the marks
     is_whole: bool = False  # answers have the ends of their turns
@@ -334,8 +321,8 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     roles = {
         key: special_token(folder / file, key)
         for file in reversed(CONFIG_FILES)
-        for key in read_object(folder / file)
-        if key.endswith("_token") and not isinstance(read_object(folder / file)[key], bool)
+        for key, value in read_object(folder / file).items()
+        if key.endswith("_token") and not isinstance(value, bool)
     }
     return {key: name for key, name in roles.items() if name is not None}
 

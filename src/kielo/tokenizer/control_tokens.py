@@ -28,11 +28,11 @@ _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
     """Return the folder's special tokens, and tokens by their role, form, or use in the chat template."""
-    configs = [read_object(folder / name) for name in CONFIG_FILES]
-    template = _chat_template(folder, configs)
-    found = {end_of_text}
-    for config in configs:
-        found |= set(_named_in(config))
+    configs, path = [read_object(folder / name) for name in CONFIG_FILES], folder / CHAT_TEMPLATE_FILE
+    template = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    # One text, or a list of {"name", "template"}.
+    template += "".join(str(config.get("chat_template") or "") for config in configs)
+    found = {end_of_text}.union(*map(_named_in, configs))
     for token in read_object(folder / "tokenizer.json").get("added_tokens") or []:
         name = token["content"]
         in_template = bool(_MARKUP.fullmatch(name)) and name in template
@@ -43,15 +43,12 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
 
 
 class TextOnly(NamedTuple):
-    """A tokenizer for which text has no control tokens."""
-
     tokenizer: Tokenizer
     control_tokens: dict[int, str]  # without the token for unknown characters, unless it ends documents
     hidden_names: dict[str, str]  # of each in `tokenizer`, which nobody can have written
 
 
 def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:
-    """Return a copy of `whole` (of `folder`) with the same ids in which text has no control tokens."""
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
         raise KieloError(
@@ -73,7 +70,8 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
     if model.get("unk_token"):
         model["unk_token"] = None if unknown is None else hidden.get(unknown, unknown)
     if "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, control)]
+        kept = (merge for merge in model["merges"] if control.isdisjoint([*merge, "".join(merge)]))
+        model["merges"] = list(kept)
     content["post_processor"] = None  # it only puts control tokens around texts
     forbidden = control - {unknown} | {end_of_text}
     ids = {number: name for name in forbidden if (number := whole.token_to_id(name)) is not None}
@@ -108,19 +106,7 @@ def _named_in(config: JsonTable) -> Iterator[str]:
                 yield name
 
 
-def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
-    path = folder / CHAT_TEMPLATE_FILE
-    separate = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    # One text, or a list of {"name", "template"}.
-    return separate + "".join(str(config.get("chat_template") or "") for config in configs)
-
-
 def unknown_token(model: JsonTable) -> str | None:
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")
-
-
-def _touches(merge: list[str], names: frozenset[str]) -> bool:
-    left, right = merge
-    return left + right in names or left in names or right in names

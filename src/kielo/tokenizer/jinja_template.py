@@ -105,21 +105,18 @@ def compile_template(template: str) -> Callable[..., str]:
             compiled = environment.from_string(template)
     except TemplateSyntaxError as problem:
         raise KieloError(f"line {problem.lineno} of the chat template: {problem.message}") from None
-    except KieloError as problem:
-        raise KieloError(f"the chat template {problem}") from None
     except Exception as problem:  # too deep for Python's parser, or its constants fail
-        reason = f"{type(problem).__name__}: {str(problem)[:200]}"
-        raise KieloError(f"the chat template cannot be compiled ({reason})") from None
+        reason = f"cannot be compiled ({type(problem).__name__}: {str(problem)[:200]})"
+        reason = str(problem) if isinstance(problem, KieloError) else reason
+        raise KieloError(f"the chat template {reason}") from None
 
     def render(**values: Any) -> str:
         try:
             with limited(SECONDS, MEMORY_BYTES):
                 return compiled.render(**values)
-        except KieloError:
-            raise
         except Exception as problem:  # a template may fail in as many ways as a program
-            name = "" if isinstance(problem, TemplateError) else f"{type(problem).__name__}: "
-            raise KieloError(f"{name}{problem}") from None
+            is_told = isinstance(problem, TemplateError | KieloError)
+            raise KieloError(f"{'' if is_told else type(problem).__name__ + ': '}{problem}") from None
 
     return render
 

@@ -1,17 +1,30 @@
-"""Ready tokenizers: a folder in Hugging Face form → a `TextTokenizer`; text → ids, never control tokens."""
+"""Ready tokenizers: a folder in Hugging Face form → a `TextTokenizer`; text → ids, never control tokens.
+
+Also the facts that a folder tells of its tokenizer: its files, and the numbers that a run needs.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.manifest import hash_file, hash_json, read_manifest, write_text_atomically
+from kielo.artifact.stage_counts import TokenizerCounts
+from kielo.artifact.stage_json import counts_of
+from kielo.artifact.weights_folder import TEMPLATES_FOLDER
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
-from kielo.tokenizer.control_tokens import CONFIG_FILES, TextOnly, read_object, without_control_tokens
+from kielo.tokenizer.control_tokens import (
+    CHAT_TEMPLATE_FILE,
+    CONFIG_FILES,
+    TextOnly,
+    read_object,
+    without_control_tokens,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -46,15 +59,12 @@ def panics_told(folder: Path) -> Iterator[None]:
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
-    """Load a folder's tokenizer, without truncation, padding and dropout. Raises KieloError."""
     path = tokenizer_path(folder)
-    try:
-        with panics_told(path.parent):
+    with panics_told(path.parent):
+        try:
             whole = Tokenizer.from_file(str(path))
-    except KieloError:
-        raise
-    except Exception as problem:  # the Rust library raises bare Exception
-        raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
+        except Exception as problem:  # the Rust library raises bare Exception
+            raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
     whole.no_padding()
     whole.no_truncation()
     if getattr(whole.model, "dropout", None):  # of BPE: a text would get different ids each time
@@ -63,8 +73,7 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
 
 
 def tokenizer_path(folder: Path | str) -> Path:
-    path = Path(folder) / TOKENIZER_FILE
-    if not path.is_file():
+    if not (path := Path(folder) / TOKENIZER_FILE).is_file():
         fix = conversion(path.parent) or ". Fix: name a folder in Hugging Face form, with a tokenizer.json"
         raise KieloError(f"{path}: no such file{fix}")
     return path
@@ -87,7 +96,6 @@ def end_of_text(folder: Path) -> str:
 
 
 def end_of_text_id(tokenizer: TextTokenizer) -> int:
-    """Return the id of the token that ends a document. Raises KieloError if the vocabulary lacks it."""
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
@@ -136,9 +144,55 @@ def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special:
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """Return the token that a config file gives `key` (`eos_token`), or None. Raises KieloError."""
     value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
     if value is not None and not isinstance(name, str):
         raise KieloError(f"{path}: {key} = {str(value)[:60]} does not fit. Fix: the text of a token, or null")
     return name or None
+
+
+_FILES = (TOKENIZER_FILE, *CONFIG_FILES, "added_tokens.json", CHAT_TEMPLATE_FILE)
+# The same vocabulary in formats of other programs. Kielo reads tokenizer.json alone.
+_OTHER_FORMATS = (
+    "vocab.json merges.txt vocab.txt tokenizer.model spiece.model sentencepiece.bpe.model tekken.json"
+)
+
+
+def main_files(folder: Path) -> list[str]:
+    return [name for name in _FILES if (folder / name).is_file()]
+
+
+def side_files(folder: Path, has_same_vocabulary: bool = True) -> list[str]:
+    """Return the folder's other files of a tokenizer, without formats of another vocabulary."""
+    templates = sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))
+    others = [name for name in _OTHER_FORMATS.split() if (folder / name).is_file()]
+    return [f"{TEMPLATES_FOLDER}/{path.name}" for path in templates] + others * has_same_vocabulary
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    vocabulary_size: int
+    end_of_text_id: int
+    file_hash: str  # of tokenizer.json
+    hash: str  # by `tokenizer_hash`
+
+
+def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
+    """Read the facts from the manifest if the files match it. Otherwise load the tokenizer."""
+    folder = Path(folder)
+    file_hash, manifest = hash_file(tokenizer_path(folder)), read_manifest(folder)
+    hashes = {TOKENIZER_FILE: file_hash}
+    hashes |= {name: hash_file(folder / name) for name in CONFIG_FILES if (folder / name).is_file()}
+    counts = counts_of(folder, manifest, TokenizerCounts) if manifest else TokenizerCounts()
+    files = manifest.files if manifest else {}
+    listed = {name: files[name].xxh3_128 for name in (TOKENIZER_FILE, *CONFIG_FILES) if name in files}
+    largest, end = counts.largest_id, counts.end_of_text_id
+    if largest is None or end is None or hashes != listed:
+        tokenizer = load_tokenizer(folder)
+        largest, end = vocabulary_size(tokenizer) - 1, end_of_text_id(tokenizer)
+    return TokenizerFacts(largest + 1, end, file_hash, tokenizer_hash(folder, file_hash))
+
+
+def tokenizer_hash(folder: Path | str, file_hash: str | None = None) -> str:
+    """Return a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text."""
+    return hash_json([file_hash or hash_file(tokenizer_path(folder)), end_of_text(Path(folder))])

@@ -12,19 +12,16 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import chain
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from kielo.artifact.tokenizer_files import RowMap, Transplant
+from kielo.artifact.stage_counts import RowMap, Transplant
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CONFIG_FILES
-from kielo.tokenizer.facts import tokenizer_hash
-from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
+from kielo.tokenizer.load import TextTokenizer, special_token, tokenizer_hash, vocabulary_size
 from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling, TokenNames
 
 # The order in which a token of several roles is looked up.
@@ -39,8 +36,7 @@ def make_row_map(
 ) -> RowMap:
     """Compute the map. The same tokenizers give the same map. vectors: the file for `focus`.
 
-    A token without a vector has the mean of old tokens. Raises KieloError for a tokenizer that is neither
-    byte-level nor of SentencePiece's form, and for vectors that cannot be read.
+    A token without a vector has the mean of old tokens. KieloError for other forms and bad vectors.
     """
     rows: list[list[int]] = [[] for _ in range(vocabulary_size(new))]
     control: dict[str, str] = {}
@@ -73,13 +69,13 @@ def make_row_map(
 
 
 def row_map_in_words(made: RowMap) -> str:
-    num_rows = max(1, len(made.rows))
     of_similar = f" ({len(made.weights):,} of them weighted by similarity)" if made.weights else ""
+    counts = (made.copied, made.composed, made.random)
+    copied, composed, random = (f"{count:,} ({count / max(1, len(made.rows)):.1%})" for count in counts)
     return (
-        f"{len(made.rows):,} rows of the new vocabulary: {made.copied:,} ({made.copied / num_rows:.1%}) are "
-        f"rows of the same text or role, {made.composed:,} ({made.composed / num_rows:.1%}) are means of "
-        f"{made.tokens_per_composed_row:.1f} old rows{of_similar}, {made.random:,} "
-        f"({made.random / num_rows:.1%}) are random"
+        f"{len(made.rows):,} rows of the new vocabulary: {copied} are rows of the same text or role, "
+        f"{composed} are means of {made.tokens_per_composed_row:.1f} old rows{of_similar}, {random} are "
+        "random"
     )
 
 
@@ -117,20 +113,16 @@ class _Vocabulary:
             number: added[number].encode() if number in added else spelling.bytes_of(token)
             for number, token in by_id
         }
+        self._model = tokenizer.for_text.tokenizer.model
         self._by_text: dict[bytes, int] = {}
         self._by_byte: dict[bytes, int] = {}
         for number, text in self.texts.items():
             (self._by_byte if number in self.byte_ids else self._by_text).setdefault(text, number)
 
-    @cached_property
-    def _model(self) -> Any:
-        return self.tokenizer.for_text.tokenizer.model
-
     def compose(self, text: bytes, is_byte: bool) -> list[int]:
         """Return the ascending ids of the tokens of `text`, or []. is_byte: prefer tokens like <0x0A>."""
         first, second = (self._by_byte, self._by_text) if is_byte else (self._by_text, self._by_byte)
-        exact = first.get(text, second.get(text))
-        if exact is not None:
+        if (exact := first.get(text, second.get(text))) is not None:
             return [exact]
         found = list(self._pieces(text))
         if b"".join(self.texts.get(number, b"") for number in found) != text:
@@ -157,8 +149,7 @@ class _Vocabulary:
 
 
 def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
-    found = {}
-    new_roles, old_roles = _roles(new.tokenizer.folder), _roles(old.tokenizer.folder)
+    found, new_roles, old_roles = {}, _roles(new.tokenizer.folder), _roles(old.tokenizer.folder)
     for name in sorted(new.control):
         of_role = (old_roles.get(role) for role, token in new_roles.items() if token == name)
         old_name = next((token for token in of_role if token in old.control), name)
@@ -194,7 +185,6 @@ def read_token_vectors(path: Path, tokenizer: TextTokenizer) -> np.ndarray:
 
 
 def check_form(path: Path) -> None:
-    """Raise KieloError for an existing file of neither format, by its beginning alone."""
     if path.suffix == ".npz":
         with _arrays(path) as arrays:
             if "vectors" not in arrays.files:
@@ -229,14 +219,11 @@ def _of_ids(path: Path, tokens: int) -> np.ndarray:
 
 
 def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
-    entries = _entries(path)
-    first = next(entries, None)  # checks the width that the first line says before a matrix has it
-    if first is None:
-        return np.zeros((tokens, 0))
-    vectors = np.zeros((tokens, len(first[1])))
-    for name, vector in chain([first], entries):
-        token_id = tokenizer.whole.token_to_id(name)
-        if token_id is not None:
+    vectors = np.zeros((tokens, 0))
+    for name, vector in _entries(path):
+        if not vectors.shape[1]:  # the first entry proves the width that the first line says
+            vectors = np.zeros((tokens, len(vector)))
+        if (token_id := tokenizer.whole.token_to_id(name)) is not None:
             vectors[token_id] = vector
     return vectors
 
@@ -244,18 +231,16 @@ def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
 def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     lines = _lines(path)
     _, head = next(lines, (0, ""))
-    try:
+    width = 0
+    with suppress(ValueError):
         _, width = map(int, head.split())
-    except ValueError:
-        width = 0
     if width < 1:
         raise KieloError(f'{path}: line 1 is {head[:40]!r}. Fix: "TOKENS NUMBERS", as a .vec begins')
     for number, line in lines:
         name, *values = line.rstrip(" ").rsplit(" ", width)
-        try:
+        vector = np.zeros(0)
+        with suppress(ValueError):
             vector = np.array(values, dtype=np.float64)
-        except ValueError:
-            vector = np.zeros(0)
         if len(vector) != width:
             raise KieloError(f"{path}: line {number} is not a token and {width} numbers")
         yield name, vector

@@ -42,7 +42,9 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
     tokens = int(counts.sum())
     if not tokens:
         raise KieloError("no text was given to measure the tokenizer on")
+    vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     size = tokenizer.whole.get_vocab_size(with_added_tokens=True)
+    single_bytes = [vocabulary[one] for one in vocabulary if len(one) == 1 or BYTE_TOKEN.fullmatch(one)]
     return {
         "vocabulary_size": size,
         "tokens_per_word": tokens / max(words, 1),
@@ -50,7 +52,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
         "characters_per_token": characters / tokens,
         "exact_round_trip_share": exact / num_texts,
         "vocabulary_used_share": int(np.count_nonzero(counts)) / size,
-        "single_byte_token_share": int(counts[_single_byte_ids(tokenizer)].sum()) / tokens,
+        "single_byte_token_share": int(counts[single_bytes].sum()) / tokens,
         "renyi_efficiency": renyi_entropy(counts, RENYI_ALPHA) / float(np.log(size)),
         "shannon_efficiency": renyi_entropy(counts, 1.0) / float(np.log(size)),
         "f95": f95(counts, size),
@@ -82,10 +84,12 @@ def f95(counts: np.ndarray, size: int) -> int:
 def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str]) -> dict[str, float | int]:
     """Compare texts with their English translations in tokens (Petrov et al. 2023, arXiv:2305.15425)."""
     if len(texts) != len(english):
-        raise KieloError(
-            f"{len(texts)} texts and {len(english)} translations. Fix: a translation of each text"
-        )
-    ours, theirs = (_num_tokens(tokenizer, side) for side in (texts, english))
+        both = f"{len(texts)} texts and {len(english)} translations"
+        raise KieloError(f"{both}. Fix: a translation of each text")
+    ours, theirs = (
+        sum(len(row) for batch in batched(side) for row in encode(tokenizer, batch))
+        for side in (texts, english)
+    )
     if not ours or not theirs:
         raise KieloError("parallel text has no token on one of its sides")
     return {
@@ -94,15 +98,6 @@ def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str
         "parallel_tokens": ours,
         "english_tokens": theirs,
     }
-
-
-def _num_tokens(tokenizer: TextTokenizer, texts: Iterable[str]) -> int:
-    return sum(len(row) for batch in batched(texts) for row in encode(tokenizer, batch))
-
-
-def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
-    vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
-    return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 
 
 def batched(texts: Iterable[str]) -> Iterator[list[str]]:

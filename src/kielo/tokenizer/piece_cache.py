@@ -16,7 +16,7 @@ import numpy as np
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, encode
 from kielo.tokenizer.measure import WORD
-from kielo.tokenizer.pre_tokens import PRE_TOKENS
+from kielo.tokenizer.spelling import PRE_TOKENS
 
 MOST_BYTES = 1 << 27  # of kept pieces; then all are dropped
 BYTES_OF_ENTRIES = 200  # of a piece's entries in two dictionaries, at most
@@ -47,8 +47,6 @@ _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-tok
 
 
 class CutRule(NamedTuple):
-    """The rule by which texts are cut, at spaces and more."""
-
     at_signs: bool  # between a letter or digit of LETTERS and a sign of ASCII
     at_lines: bool  # after a line's end
     first_differs: bool  # a text's first piece may have other ids than the same characters inside a text
@@ -73,7 +71,6 @@ class PieceCache:
         self.num_bytes = 0
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Encode each text as `load.encode` does, with the same errors."""
         rule = self.cut_rule
         if rule is None:
             return [
@@ -81,8 +78,7 @@ class PieceCache:
                 for text, row in zip(texts, encode(self._tokenizer, texts), strict=True)
             ]
         rows = [_keys(text, rule) for text in texts]
-        known = self._ids
-        missing = list({key for row in rows for key in row if key not in known})
+        missing = list({key for row in rows for key in row if key not in self._ids})
         self._learn(missing, texts)
         ids, words = self._ids.__getitem__, self._words.__getitem__
         encoded = [

@@ -12,8 +12,14 @@ from kielo.artifact.weights_folder import is_on_hub, resolve_tokenizer, resolve_
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.facts import main_files
-from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, end_of_text_id, vocabulary_size
+from kielo.tokenizer.load import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    decode,
+    end_of_text_id,
+    main_files,
+    vocabulary_size,
+)
 from kielo.tokenizer.make_row_map import check_form
 
 _LEAST_BYTES_OF_TOKENS = 2  # of a token on average, to look at enough tokens
@@ -53,7 +59,6 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Refuse a ready tokenizer or weights that do not exist or lack a tokenizer.json."""
     ready, weights = recipe.tokenizer.ready, recipe.model.weights
     offline = prefetched_folder() is not None  # only then is the hub's part asked for now
     is_folder = "/" in (ready or "") and not is_on_hub(ready)  # the hub has names without "/" too
@@ -70,12 +75,9 @@ def check_vectors(recipe: Recipe) -> None:
 
 
 def ready_files(folder: Path, key: str) -> list[Path]:
-    """Return the files of a ready tokenizer that the stage depends on. key: the recipe key that names it."""
     if not (folder / TOKENIZER_FILE).is_file():
-        raise KieloError(
-            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there"
-            + (conversion(folder) or ". Fix: a folder in Hugging Face form")
-        )
+        fix = conversion(folder) or ". Fix: a folder in Hugging Face form"
+        raise KieloError(f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there{fix}")
     return [folder / name for name in main_files(folder)]
 
 

@@ -49,13 +49,13 @@ def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
 
 
 def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
-    """Make the post-processor in `folder` frame texts as `tokenizer.bos` and `tokenizer.eos` say."""
     if bos == eos == "auto":
         return
     tokenizer = load_tokenizer(folder)
-    found, spelt = text_frame(tokenizer.whole), tokenizer.whole.id_to_token
-    before = [name for number in found.before if (name := spelt(number)) is not None]
-    after = [name for number in found.after if (name := spelt(number)) is not None]
+    before, after = (
+        [name for number in ids if (name := tokenizer.whole.id_to_token(number)) is not None]
+        for ids in text_frame(tokenizer.whole)
+    )
     if bos != "auto":
         begin = role_name(tokenizer, "bos_token") or role_name(tokenizer, "cls_token")
         if bos and (begin is None or tokenizer.whole.token_to_id(begin) is None):
@@ -97,7 +97,6 @@ def _post_processor(
 
 
 def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
-    """Raise KieloError if documents cannot be packed as the post-processor frames a text."""
     whole, found = tokenizer.whole, text_frame(tokenizer.whole)
     end, cls = tokenizer.end_of_text, role_name(tokenizer, "cls_token")
     # Documents end with end-of-text alone. Documents of encoders begin with `[CLS]`, if there is one.

@@ -1,8 +1,8 @@
 """The tokenizer stage: documents → a byte-level tokenizer in Hugging Face form, with its figures.
 
-A tokenizer is learned from the text, by byte-pair encoding or as a unigram model (`unigram.py`), or it is
-ready: as it is, or extended by tokens of the text (`extend.py`). Without a normaliser each text comes back
-exactly, and no character is unknown. A token is part of one word (`pre_tokens.py`).
+A tokenizer is learned from the text, by byte-pair encoding or as a unigram model, or it is ready: as
+it is, or extended by tokens of the text (`learn_vocabulary.py`). Without a normaliser each text comes back
+exactly, and no character is unknown. A token is part of one word (`spelling.py`).
 """
 
 import logging
@@ -16,32 +16,22 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
+from kielo.artifact import manifest
 from kielo.artifact.documents import read_documents
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import (
-    Manifest,
-    finished_manifest,
-    hash_file,
-    hash_manifest,
-    is_current,
-    read_manifest,
-    write_json_atomically,
-    write_stage,
-    write_text_atomically,
-)
-from kielo.artifact.stage_counts import CorpusCounts, TokenizerCounts
+from kielo.artifact.manifest import Manifest
+from kielo.artifact.stage_counts import CorpusCounts, TokenizerCounts, TokenizerMeasure
 from kielo.artifact.stage_json import counts_of, write_json
-from kielo.artifact.tokenizer_files import TokenizerMeasure
 from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.recipe.sections import Tokenizer as TokenizerSection
 from kielo.recipe.several_languages import languages_of
+from kielo.tokenizer import stage_inputs, trial
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.control_tokens import read_object
-from kielo.tokenizer.extend import extend
-from kielo.tokenizer.facts import side_files, tokenizer_hash
+from kielo.tokenizer.learn_vocabulary import extend, learn_stoppably, unigram_tokenizer
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -49,30 +39,16 @@ from kielo.tokenizer.load import (
     TextTokenizer,
     end_of_text_id,
     load_tokenizer,
+    side_files,
+    tokenizer_hash,
     vocabulary_size,
     write_without_dropout,
 )
 from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.measure import measure
-from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
-from kielo.tokenizer.stage_inputs import (
-    decoded_documents,
-    is_heldout,
-    place_by_hash,
-    ready_files,
-    tokenizer_of_weights,
-    transplant_vectors,
-)
+from kielo.tokenizer.spelling import LONGEST_WORD, ShortWords, pre_tokenizer
+from kielo.tokenizer.stage_inputs import ready_files
 from kielo.tokenizer.text_frame import ids_before_texts, refuse_other_frame, write_frame
-from kielo.tokenizer.trial import (
-    doubts_about_weights,
-    find_unknown,
-    refuse_lossy,
-    refuse_other_vocabulary,
-    refuse_unknown,
-    try_tokenizer,
-)
-from kielo.tokenizer.unigram import learn_stoppably, unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
 logger = logging.getLogger(__name__)
@@ -82,13 +58,7 @@ NUM_BYTES = 256
 PADDING = "<|padding|>"
 MEASURED_BYTES = 2_000_000
 # Of encoders: role → token; ids 0 to 4.
-ENCODER_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+ENCODER_TOKENS = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
 # Keys of [tokenizer] that manifests of version 1 lack.
 _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
@@ -97,48 +67,46 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     """Train, extend or copy the recipe's tokenizer, and measure it on held-out text.
 
     Write its files in Hugging Face form, measure.json, row_map.json with model.transplant, and the manifest.
-    Keep a folder that is current. Raises KieloError for a ready tokenizer that cannot be read or extended, a
-    vocabulary below 258, a corpus without text, or weights without a tokenizer to transplant from.
+    Keep a folder that is current. KieloError for unusable tokenizers, a small vocabulary, or without text.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
+    ready_key = recipe.tokenizer.ready_key
     section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
     if marks := _marks(recipe):
         section["chat_tokens"] = marks
     if roles := _encoder_tokens(recipe):
         section["encoder_tokens"] = roles
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
-    inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
+    inputs = {"corpus": manifest.hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
-        inputs |= {path.name: hash_file(path) for path in ready_files(ready, recipe.tokenizer.ready_key)}
-    of_weights, vectors = tokenizer_of_weights(recipe), transplant_vectors(recipe)
+        inputs |= {path.name: manifest.hash_file(path) for path in ready_files(ready, ready_key)}
+    of_weights = stage_inputs.tokenizer_of_weights(recipe)
+    vectors = stage_inputs.transplant_vectors(recipe)
     if of_weights:
         section["transplant"] = recipe.model.transplant
         if vectors:
-            inputs["model.transplant_vectors"] = hash_file(vectors)
+            inputs["model.transplant_vectors"] = manifest.hash_file(vectors)
         inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
     version = _version(recipe, folder)
-    if is_current(folder, KIND, version, inputs, section):
-        return finished_manifest(folder)
+    if manifest.is_current(folder, KIND, version, inputs, section):
+        return manifest.finished_manifest(folder)
     refuse_to_replace(folder, KIND, version, inputs, section)
     if ready:
-        try_tokenizer(ready / TOKENIZER_FILE, recipe.tokenizer.ready_key)
+        trial.try_tokenizer(ready / TOKENIZER_FILE, ready_key)
     if of_weights:
-        try_tokenizer(of_weights / TOKENIZER_FILE, "model.weights")
+        trial.try_tokenizer(of_weights / TOKENIZER_FILE, "model.weights")
     if ready and _has_chats(recipe):
         ChatTemplate(load_tokenizer(ready))  # refuses a tokenizer without a template before packing
-    with write_stage(folder, KIND, version, inputs, section) as stage:
+    with manifest.write_stage(folder, KIND, version, inputs, section) as stage:
         if ready:
-            for path in ready_files(ready, recipe.tokenizer.ready_key):
-                shutil.copyfile(path, stage.folder / path.name)
             # No inputs of the stage: they change no token, and folders without them stay current.
-            for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
+            beside = side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend)
+            for name in [*(path.name for path in ready_files(ready, ready_key)), *beside]:
                 (stage.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(ready / name, stage.folder / name)
             if write_without_dropout(stage.folder):
-                logger.warning(
-                    "%s has dropout, which gives a text different ids each time. This run turns it off",
-                    ready / TOKENIZER_FILE,
-                )
+                what = "has dropout, which gives a text different ids each time. This run turns it off"
+                logger.warning("%s %s", ready / TOKENIZER_FILE, what)
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
@@ -153,7 +121,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             measured_on, texts = texts_to_measure(recipe, corpus_folder)
         else:
             measured_on = "decoded documents of the token files"
-            texts = decoded_documents(recipe, tokenizer, MEASURED_BYTES)
+            texts = stage_inputs.decoded_documents(recipe, tokenizer, MEASURED_BYTES)
         figures = {"measured_on": measured_on, "end_of_text_id": end_of_text_id(tokenizer)}
         measured = TokenizerMeasure.model_validate(figures | measure(tokenizer, texts))
         write_json(stage.folder, measured)
@@ -161,11 +129,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             _check_ready(recipe, tokenizer, texts if has_corpus else ())
         if of_weights and (method := recipe.model.transplant) is not None:
             write_json(stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, method, vectors))
-        more = TokenizerCounts(
-            largest_id=vocabulary_size(tokenizer) - 1, ids_before_texts=list(ids_before_texts(tokenizer))
-        )
+        before = list(ids_before_texts(tokenizer))
+        more = TokenizerCounts(largest_id=vocabulary_size(tokenizer) - 1, ids_before_texts=before)
         stage.counts.update(measured.content() | more.content())
-    return finished_manifest(folder)
+    return manifest.finished_manifest(folder)
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
@@ -175,9 +142,8 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     reserved tokens, padding (of decoders), the bytes. Raises KieloError for a vocabulary that is too small,
     or without text.
     """
-    wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
-    roles = _encoder_tokens(recipe)
-    reserved = recipe.tokenizer.reserved_tokens
+    wanted, reserved = recipe.tokenizer.vocab_size, recipe.tokenizer.reserved_tokens
+    marks, roles = _marks(recipe), _encoder_tokens(recipe)
     first, last = (roles.values(), ()) if roles else ([END_OF_TEXT], [PADDING])
     control = list(dict.fromkeys([*first, *marks, *reserved, *last]))
     if wanted < NUM_BYTES + len(control):
@@ -195,11 +161,10 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     # of training, in which a mask token stands for the space and the word.
     mask = roles.get("mask_token")
     added = [AddedToken(name, special=True, lstrip=name == mask) for name in control]
-    words = ShortWords(texts)
-    if recipe.tokenizer.model == "unigram":
-        tokenizer = unigram_tokenizer(words, wanted, added)
-    else:
-        tokenizer = _bpe(words, recipe.tokenizer, added)
+    words, is_unigram = ShortWords(texts), recipe.tokenizer.model == "unigram"
+    tokenizer = (
+        unigram_tokenizer(words, wanted, added) if is_unigram else _bpe(words, recipe.tokenizer, added)
+    )
     if words.cut_bytes:
         print(
             f"tokenizer: {words.cut_bytes:,} bytes of the sample are words of more than {LONGEST_WORD} "
@@ -255,33 +220,30 @@ def save(
         "model_input_names": ["input_ids", "attention_mask"],
         **tokens,
     }
-    others = list(reserved_tokens)
+    marks = [] if chat_template is None else [TURN_BEGINS, TURN_ENDS]
     if chat_template is not None:
         config["chat_template"] = chat_template
-        others = list(dict.fromkeys([TURN_BEGINS, TURN_ENDS, *others]))
-    if others:
+    if others := list(dict.fromkeys([*marks, *reserved_tokens])):
         config["additional_special_tokens"] = others
     folder.mkdir(parents=True, exist_ok=True)
     # Not `tokenizer.save`, whose error on a full disk names neither the reason nor the file.
-    write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
-    write_json_atomically(folder / CONFIG_FILE, config)
-    write_json_atomically(folder / "special_tokens_map.json", tokens)
+    manifest.write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
+    manifest.write_json_atomically(folder / CONFIG_FILE, config)
+    manifest.write_json_atomically(folder / "special_tokens_map.json", tokens)
 
 
 def _version(recipe: Recipe, folder: Path) -> int:
     """Return the version of the stage's output. A run that has trained keeps its older tokenizer."""
-    is_copy = recipe.tokenizer.ready and not recipe.tokenizer.extend
+    is_copy, made = recipe.tokenizer.ready and not recipe.tokenizer.extend, manifest.read_manifest(folder)
     version = _VERSION_OF_COPIES if is_copy else VERSION
-    made = read_manifest(folder)
     return min(made.version, version) if made and has_trained(folder.parent) else version
 
 
 def _settings(recipe: Recipe) -> JsonTable:
-    given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
-    fields = TokenizerSection.model_fields
-    return {
-        key: value for key, value in given.items() if key not in _LATER_KEYS or value != fields[key].default
-    }
+    given, fields = recipe.tokenizer.model_dump(), TokenizerSection.model_fields
+    del given["max_unknown_share"]  # it changes no token
+    as_before = {key for key in _LATER_KEYS if given[key] == fields[key].default}
+    return {key: value for key, value in given.items() if key not in as_before}
 
 
 def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: Path) -> None:
@@ -293,10 +255,10 @@ def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: P
         recipe.tokenizer.min_frequency,
         TrainingSample(recipe, corpus_folder, unchanged) if unchanged else (),
     )
-    write_text_atomically(folder / TOKENIZER_FILE, extended.to_str(pretty=True))
+    manifest.write_text_atomically(folder / TOKENIZER_FILE, extended.to_str(pretty=True))
     # A class that transformers has for a model may read the original vocabulary instead.
     config = read_object(folder / CONFIG_FILE) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    write_json_atomically(folder / CONFIG_FILE, config)
+    manifest.write_json_atomically(folder / CONFIG_FILE, config)
 
 
 def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
@@ -311,17 +273,16 @@ def _marks(recipe: Recipe) -> list[str]:
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
     """Refuse a ready tokenizer that loses text (an encoder's may), or of other weights if they are here."""
     key = f"{recipe.tokenizer.ready_key} = {recipe.tokenizer.ready!r}"
-    unknown = find_unknown(tokenizer, texts)
-    if unknown:
+    if unknown := trial.find_unknown(tokenizer, texts):
         print(f"tokenizer: {unknown.sentence()}", file=sys.stderr)
     if recipe.train.objective != "masked_tokens":
-        refuse_lossy(tokenizer, texts, key)
+        trial.refuse_lossy(tokenizer, texts, key)
         if unknown:
-            refuse_unknown(unknown, recipe.tokenizer.max_unknown_share, key)
+            trial.refuse_unknown(unknown, recipe.tokenizer.max_unknown_share, key)
     weights = recipe.model.weights and weights_here(recipe.model.weights)
     if weights and recipe.model.transplant is None:
-        refuse_other_vocabulary(tokenizer.folder, weights, key)
-        for doubt in doubts_about_weights(tokenizer, weights):
+        trial.refuse_other_vocabulary(tokenizer.folder, weights, key)
+        for doubt in trial.doubts_about_weights(tokenizer, weights):
             logger.warning(doubt)
 
 
@@ -348,7 +309,7 @@ class TrainingSample:
         for document in read_documents(self.corpus_folder / "documents"):
             if document["source"] not in sources:
                 continue
-            place = place_by_hash(document["text"])
+            place = stage_inputs.place_by_hash(document["text"])
             whole, rest = divmod(rates[document["source"]], 1)
             if place >= share:
                 for _ in range(int(whole) + (place < share + (1 - share) * rest)):
@@ -356,14 +317,14 @@ class TrainingSample:
 
     def rates(self) -> dict[str, float]:
         """Return source → how many times a document of it is in the sample, on average."""
-        counts = counts_of(self.corpus_folder, finished_manifest(self.corpus_folder), CorpusCounts)
+        counts = counts_of(self.corpus_folder, manifest.finished_manifest(self.corpus_folder), CorpusCounts)
         kept_bytes, settings = counts.bytes_kept or 0, self.recipe.tokenizer
         sample_bytes = min(settings.max_sample_bytes, kept_bytes)
         languages = {source.name: languages_of(self.recipe, source) for source in self.recipe.corpus.sources}
         if settings.temperature == 1:
             # All text if the manifest lacks its size.
             return dict.fromkeys(languages, min(1.0, settings.max_sample_bytes / max(kept_bytes, 1)))
-        of_language: Counter[tuple[str, ...]] = Counter()
+        of_language = Counter[tuple[str, ...]]()
         for source in counts.sources:
             of_language[languages[source.name]] += source.bytes_kept
         shares = {code: size ** (1 / settings.temperature) for code, size in of_language.items()}
@@ -380,7 +341,7 @@ def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str
     texts: dict[bool, list[str]] = {True: [], False: []}  # by whether they are held out
     sizes = Counter[bool]()
     for document in read_documents(corpus_folder / "documents"):
-        which = is_heldout(document["text"], recipe.dataset.heldout_share)
+        which = stage_inputs.is_heldout(document["text"], recipe.dataset.heldout_share)
         if sizes[which] < MEASURED_BYTES:
             texts[which].append(document["text"])
             sizes[which] += len(document["text"].encode())
@@ -395,9 +356,8 @@ def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
     asked, size = recipe.tokenizer, (largest or 0) + 1
     if asked.path is not None or size >= asked.vocab_size:
         return ""
-    why = f"no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency)"
-    if asked.model == "unigram":
-        why = "no other piece occurs in two words"
+    too_rare = f"no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency)"
+    why = "no other piece occurs in two words" if asked.model == "unigram" else too_rare
     return (
         f"the text gives {size:,} of the {asked.vocab_size:,} tokens of tokenizer.vocab_size, and the model "
         f"has as many: {why}. Fix: tokenizer.vocab_size = {size} (then `kielo show` and plans count this "

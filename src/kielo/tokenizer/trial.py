@@ -13,7 +13,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +22,9 @@ import regex
 
 from kielo.artifact.weights_folder import CONFIG_FILE as CONFIG_OF_MODEL
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer import load
 from kielo.tokenizer.control_tokens import read_object, unknown_token
-from kielo.tokenizer.load import (
-    TOKENIZER_FILE,
-    TextTokenizer,
-    decode,
-    encode,
-    load_tokenizer,
-    role_name,
-    vocabulary_size,
-)
+from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, encode
 
 _CHECKED_TEXTS = 256
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -64,8 +57,7 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
     batch = list(islice(texts, _CHECKED_TEXTS))
     name = unknown_token(json.loads(tokenizer.whole.to_str())["model"])
     places = _dropped(tokenizer, batch) if name is None else _unknown(tokenizer, batch, name)
-    found = [(text, there) for text, there in zip(batch, places, strict=True) if there]
-    if not found:
+    if not (found := [(text, there) for text, there in zip(batch, places, strict=True) if there]):
         return None
     text, (first, *_) = found[0]
     return Unknown(
@@ -78,10 +70,7 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
 
 def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
-    """Raise KieloError if over `share` of the texts have unknown characters. It names the recipe's `key`.
-
-    Vocabularies with all bytes have none. In other vocabularies SentencePiece omits 0.05 % of the characters.
-    """
+    """Raise KieloError if over `share` of the texts have unknown characters. SentencePiece omits 0.05 %."""
     if unknown.texts <= share * unknown.of_texts:
         return
     accepted = math.ceil(100 * unknown.texts / unknown.of_texts) / 100
@@ -113,17 +102,13 @@ def _unknown(tokenizer: TextTokenizer, texts: Sequence[str], name: str) -> Itera
 def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> None:
     """Raise KieloError if more than half of the first 256 texts do not come back, but for spaces and NFKC."""
     batch = list(islice(texts, _CHECKED_TEXTS))
-    pairs = [
-        (_bare(text), _bare(back))
-        for text, back in zip(batch, decode(tokenizer, encode(tokenizer, batch)), strict=True)
-    ]
+    backs = load.decode(tokenizer, encode(tokenizer, batch))
+    pairs = [(_bare(text), _bare(back)) for text, back in zip(batch, backs, strict=True)]
     lost = [(text, back) for text, back in pairs if text != back]
     if 2 * len(lost) <= len(pairs):
         return
     text, back = lost[0]
-    first = next(
-        (n for n, (one, other) in enumerate(zip(text, back, strict=False)) if one != other), len(back)
-    )
+    first = len(os.path.commonprefix([text, back]))
     begin = max(0, first - _SHOWN // 2)
     raise KieloError(
         f"{key}: of {len(pairs):,} texts {len(lost):,} do not come back from this tokenizer: "
@@ -142,7 +127,7 @@ def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
     if not all((folder / TOKENIZER_FILE).is_file() for folder in (tokenizer, weights)):
         return
     ours, theirs = (
-        {number: token for token, number in load_tokenizer(folder).whole.get_vocab().items()}
+        {number: token for token, number in load.load_tokenizer(folder).whole.get_vocab().items()}
         for folder in (tokenizer, weights)
     )
     alike = sum(theirs.get(number) == token for number, token in ours.items())
@@ -172,7 +157,7 @@ def doubts_about_weights(tokenizer: TextTokenizer, weights: Path) -> list[str]:
 
 def _other_special_ids(tokenizer: TextTokenizer, configs: Mapping[str, Any]) -> Iterator[str]:
     for role in _ROLES:
-        ours = tokenizer.end_of_text if role == "eos_token" else role_name(tokenizer, role)
+        ours = tokenizer.end_of_text if role == "eos_token" else load.role_name(tokenizer, role)
         found = ((file, config.get(f"{role}_id")) for file, config in configs.items())
         listed = [(file, ids if isinstance(ids, list) else [ids]) for file, ids in found]
         theirs = [(file, one) for file, ids in listed for one in ids if isinstance(one, int)]
@@ -184,7 +169,7 @@ def _other_special_ids(tokenizer: TextTokenizer, configs: Mapping[str, Any]) -> 
 
 
 def _other_size(tokenizer: TextTokenizer, config: Mapping[str, Any]) -> Iterator[str]:
-    rows, size = config.get("vocab_size"), vocabulary_size(tokenizer)
+    rows, size = config.get("vocab_size"), load.vocabulary_size(tokenizer)
     if isinstance(rows, int) and rows - size > max(_MOST_PADDING_ROWS, _MOST_PADDING * rows):
         yield f"its vocab_size is {rows:,}, and this tokenizer has {size:,} tokens"
 
@@ -212,7 +197,6 @@ PROBES = {
 
 
 def try_tokenizer(path: Path, key: str) -> None:
-    """Raise KieloError for a tokenizer.json that cannot be used safely. key: its recipe key."""
     state = path.stat()
     if state.st_size > MOST_FILE_BYTES:
         raise KieloError(
@@ -229,16 +213,9 @@ def _fault(path: Path, state: tuple[int, ...]) -> str:  # state: of the file, wh
     command = [sys.executable, "-P", "-m", "kielo.tokenizer.trial", str(path), str(memory), str(CPU_SECONDS)]
     # One thread: the threads of a large machine reserve more addresses than the limit.
     variables = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    run = partial(subprocess.run, capture_output=True, text=True, errors="replace", check=False)
     try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=WALL_SECONDS,
-            check=False,
-        )
+        done = run(command, env=variables, timeout=WALL_SECONDS)
     except subprocess.TimeoutExpired:
         return f"was not tried to its end within {WALL_SECONDS} s"
     if done.returncode == 0:

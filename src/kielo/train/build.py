@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.first_weights import first_settings, load_first_weights
+from kielo.checkpoint.hugging_face_import import first_settings, load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary

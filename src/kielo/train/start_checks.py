@@ -26,7 +26,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, compare_folder
 from kielo.dataset.batches import packed_manifest
-from kielo.dataset.packed_documents import packed_sample
+from kielo.dataset.query import packed_sample
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolve import flat
 from kielo.resolve.resolved import Identity, Resolved

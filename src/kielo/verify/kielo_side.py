@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kielo.checkpoint.first_weights import load_first_weights
+from kielo.checkpoint.hugging_face_import import load_first_weights
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.models.blocks.decoder import Decoder

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kielo.artifact.durable import refuse_other_json
 from kielo.artifact.manifest import installed_versions, write_json_atomically
-from kielo.artifact.own_text import refuse_other_json
 from kielo.ranks.local_ranks import Ranks
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

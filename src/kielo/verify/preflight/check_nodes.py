@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.attempt_files import now
-from kielo.artifact.durable import DurableFile
-from kielo.artifact.own_text import refuse_other_json
+from kielo.artifact.durable import DurableFile, refuse_other_json
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.verify_results import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.checkpoint.agreement import Agreement

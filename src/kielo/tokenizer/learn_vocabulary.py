@@ -1,29 +1,131 @@
-"""The extension of a byte-pair vocabulary: a ready tokenizer + text → the same tokenizer with further tokens.
+"""Vocabularies that are learned in another way than by the byte-pair trainer of `tokenizers`.
 
-Old tokens keep their ids, and new ids follow the largest of them. A new merge comes after all old merges and
-makes a new token, so it only joins what the old tokenizer writes: **a text's new ids, with each new token
-written as the old tokens that it joins, are its old ids**. (With `ignore_merges`, as in Llama 3, except for
-words that are a new token by themselves: they become this token, of the same text.)
+Unigram (Kudo 2018, arXiv:1804.10959): words are written as likely pieces. The trainer of `tokenizers` learns
+them as SentencePiece does. Pieces are whole characters within the words of `spelling.py`. Characters beyond
+the most frequent that make up 99.95 % of the text are written as bytes. The vocabulary is spelled in GPT-2's
+alphabet of bytes, all of which are tokens, because in SentencePiece's form a "▁" of the text would come back
+as a space.
 
-Text that is to stay unchanged forbids merges: two old tokens that are neighbours in it are never merged. Each
-new token begins with a merge of two old tokens, so all text with only such neighbours is encoded as before.
+Extension: a ready byte-pair tokenizer + text → the same tokenizer with further tokens. Old tokens keep their
+ids, and new ids follow the largest of them. A new merge comes after all old merges and makes a new token, so
+it only joins what the old tokenizer writes: **a text's new ids, with each new token written as the old tokens
+that it joins, are its old ids**. (With `ignore_merges`, as in Llama 3, except for words that are a new token
+by themselves: they become this token, of the same text.) Text that is to stay unchanged forbids merges: two
+old tokens that are neighbours in it are never merged. Each new token begins with a merge of two old tokens,
+so all text with only such neighbours is encoded as before.
 """
 
 import heapq
 import json
+import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
+from threading import Event, Thread
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, trainers
+from tokenizers.trainers import Trainer
 
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
 from kielo.tokenizer.measure import batched
-from kielo.tokenizer.pre_tokens import LONGEST_WORD, cut_words
-from kielo.tokenizer.spelling import SPACE, Spelling
+from kielo.tokenizer.spelling import ALPHABET, CUT, LONGEST_WORD, SPACE, Spelling, cut_words, pre_tokenizer
+
+_SECONDS_TO_END = 1.0
+CHARACTER_COVERAGE = 0.9995  # SentencePiece's default
+# So much less likely than the rarest piece that a byte is only used if no piece has its character.
+_BYTE_PENALTY = 10.0
+_LONGEST_PIECE = 16  # characters, as SentencePiece's
+
+
+def learn_stoppably(tokenizer: Tokenizer, texts: Iterable[str], trainer: Trainer) -> None:
+    """Train the tokenizer in another thread: signals are handled in the main thread, which only waits.
+
+    An exception of a handler soon ends the reading of texts. The thread's later work is not used.
+    """
+    problems: list[BaseException] = []
+    stop = Event()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stop.is_set():
+                raise InterruptedError
+            yield text
+
+    def learn() -> None:
+        try:
+            tokenizer.train_from_iterator(until_stopped(), trainer)
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = Thread(target=learn, name="tokenizer", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        # Python's end would kill a thread that reads texts inside Rust.
+        stop.set()
+        thread.join(_SECONDS_TO_END)
+        raise
+    if problems:
+        raise problems[0]
+
+
+def unigram_tokenizer(
+    texts: Iterable[str], vocab_size: int, control_tokens: Collection[AddedToken]
+) -> Tokenizer:
+    """Learn `vocab_size` tokens, or fewer if the text has no more. texts: read twice.
+
+    Ids: control tokens, then the bytes, then pieces in the order of their spelling. Memory grows with the
+    different words of the text, not with its length. The trainer adds up in no fixed order, so the scores of
+    two runs differ a little, and a word may have other pieces of equal score.
+    """
+    room = vocab_size - len(control_tokens) - len(ALPHABET)
+    covered = covered_characters(texts, most=max(1, room // 2))
+    pieces = _learned(texts, covered, room + sum(map(str.isascii, covered))) if room else []
+    scores = {"".join(ALPHABET[byte] for byte in piece.encode()): score for piece, score in pieces}
+    lowest = min(scores.values(), default=0.0) - _BYTE_PENALTY
+    alphabet = sorted(ALPHABET.values())
+    vocabulary = [(token.content, lowest) for token in control_tokens]
+    vocabulary += [(byte, scores.get(byte, lowest)) for byte in alphabet]
+    vocabulary += sorted((piece, score) for piece, score in scores.items() if piece not in alphabet)
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=None, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(control_tokens))
+    return tokenizer
+
+
+def covered_characters(texts: Iterable[str], most: int) -> list[str]:
+    counted: Counter[str] = Counter()
+    for text in texts:
+        counted.update(text)
+    wanted, covered = CHARACTER_COVERAGE * counted.total(), list[str]()
+    for character, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])):
+        if wanted <= 0 or len(covered) == most:
+            break
+        covered.append(character)
+        wanted -= count
+    return covered
+
+
+def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[tuple[str, float]]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = CUT
+    trainer = trainers.UnigramTrainer(
+        vocab_size=number, special_tokens=[], max_piece_length=_LONGEST_PIECE, show_progress=False
+    )
+    learn_stoppably(tokenizer, covered_parts(texts, set(covered)), trainer)
+    return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+
+
+def covered_parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
+    for text in texts:
+        rare = "".join(set(text) - covered)
+        yield from filter(None, re.split(f"[{re.escape(rare)}]+", text)) if rare else [text]
+
 
 Pair = tuple[int, int]
 
@@ -120,9 +222,8 @@ def extend(
     larger than `old`, and without text.
     """
     content = json.loads(old.whole.to_str())
-    size = vocabulary_size(old)
+    size, words = vocabulary_size(old), _Words(old, content)
     _check_model(content["model"], old, size, vocab_size)
-    words = _Words(old, content)
     found = (word for text_words in words.of(texts) for word in text_words)
     # Time grows with the square of a word's length: long words are cut.
     starts = ((word, first) for word in found for first in range(0, len(word), LONGEST_WORD))
