@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no recipe": (["run"], "for example: kielo run demo_estonian"),
     "a verb misspelt": (["trian", "own_text"], "did you mean train?"),
     "a flag misspelt": (["train", "own_text", "--rank", "2", "--dryrun"], "did you mean --dry-run?"),
-    "no steps to profile": (["train", "own_text", "--profile", "0"], "give 1 step or more"),
+    "no steps to profile": (["train", "own_text", "--profile", "0"], "give 1 or more"),
     "a size in words": (["plan", "--params", "3 billion"], "3B, 350M"),
     "nothing to plan": (["plan"], "--params 3B"),
     "compute in words": (["plan", "--budget", "much", "--corpus", "6B"], "20000h, or FLOPs"),

@@ -7,22 +7,20 @@ from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.artifact.lease import held
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.stages import late, results
 
 
-def evaluate_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
-    parser.add_argument(
-        "model", metavar="MODEL", help="recipe or run folder (its newest checkpoint), or Hugging Face folder"
-    )
-    takes_recipe(parser, nargs="?")
-    parser.add_argument("--json", action="store_true")
-
-
+@takes("""
+    $ kielo evaluate demo_estonian
+    $ kielo evaluate runs/demo_estonian/hf demo_estonian
+    MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
+    [RECIPE]
+    --json
+""")
 def evaluate(options: argparse.Namespace) -> None:
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()

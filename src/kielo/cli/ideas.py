@@ -3,7 +3,6 @@
 import argparse
 from typing import Any
 
-from kielo.cli.flags import VerbParser, takes_recipe
 from kielo.plan.idea import with_usual_training
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -13,12 +12,15 @@ from kielo.recipe.sections import Recipe
 STAND_INS: dict[str, Any] = {"name": "idea", "language": "en", "corpus": {"sources": ["text"]}}
 
 
-def takes_idea(parser: VerbParser) -> None:
-    """Declare an optional RECIPE, and the flags that change it."""
-    takes_recipe(parser, nargs="?")
-    parser.takes("""
-        --params SIZE  size of the model, such as 3B, in the usual proportions; enough without RECIPE
-    """)
+TAKES_IDEA = """
+    [RECIPE]
+    --params SIZE  size of the model, such as 3B, in the usual proportions; enough without RECIPE
+"""
+
+
+def with_flags(options: argparse.Namespace, **keys: str | None) -> list[str]:
+    """Return the recipe's changes by --set, and by flags whose values are `keys`."""
+    return [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
 
 
 def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple[Recipe, list[str]]:
@@ -26,8 +28,7 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple[Recipe, 
 
     Also return lines on the values that were filled in. Raise KieloError if nothing was given.
     """
-    params = getattr(options, "params", None)
-    sets = [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
+    params, sets = getattr(options, "params", None), with_flags(options, **keys)
     if params is not None:
         if not params.strip():
             raise KieloError(f"--params {params!r}: give a number of parameters, such as 350M or 3B")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import takes
 from kielo.cli.init_from import free_name, recipe_from
 from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
-from kielo.plan.idea import UsualTraining, tokens_of_device_hours, usual_training
+from kielo.plan.idea import tokens_of_device_hours, usual_training
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.cards import (
     Cluster,
@@ -55,34 +55,23 @@ class Answers:
     machine: str
 
 
-def init_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo init",
-        "kielo init --language Finnish --params 3B --cluster lumi --budget 60B",
-        "kielo init --language fi --text my_text.txt,more.jsonl.zst",
-        "kielo init --from demo_estonian --params 20M",
-        "kielo init --from runs/demo_estonian --text more.txt",
-    )
-    parser.takes("""
-        [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
-        --language LANGUAGE      a language or its code (see `kielo languages`)
-        --text PATHS             files or folders of text, separated by commas; may come later
-        --params SIZE            number of parameters, such as 350M or 3B
-        --cluster CLUSTER        cluster card (see `kielo clusters`); default: laptop
-        --budget BUDGET          tokens, such as 60B, or device-hours, such as "20000h"; default: usual for
-                                 the size
-        --model-type MODEL_TYPE  family of the model; default: llama
-    """)
-    parser.add_argument(
-        "--from",
-        dest="base",
-        metavar="BASE",
-        help="a recipe to vary, or the folder of a finished run whose weights to continue; the other flags "
-        "change its values",
-    )
-
-
+@takes("""
+    $ kielo init
+    $ kielo init --language Finnish --params 3B --cluster lumi --budget 60B
+    $ kielo init --language fi --text my_text.txt,more.jsonl.zst
+    $ kielo init --from demo_estonian --params 20M
+    $ kielo init --from runs/demo_estonian --text more.txt
+    [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
+    --language LANGUAGE      a language or its code (see `kielo languages`)
+    --text PATHS             files or folders of text, separated by commas; may come later
+    --params SIZE            number of parameters, such as 350M or 3B
+    --cluster CLUSTER        cluster card (see `kielo clusters`); default: laptop
+    --budget BUDGET          tokens, such as 60B, or device-hours, such as "20000h"; default: usual for the
+                             size
+    --model-type MODEL_TYPE  family of the model; default: llama
+    --from BASE as base      a recipe to vary, or the folder of a finished run whose weights to continue; the
+                             other flags change its values
+""")
 def init(options: argparse.Namespace) -> int:
     if options.base is not None:
         return _init_from(options)
@@ -284,15 +273,16 @@ def recipe_text(answers: Answers) -> str:
     """Return the commented recipe."""
     usual = usual_training(answers.parameters, answers.tokens)
     model = _shape(answers.parameters, answers.model_type)
-    step = _step(answers, usual)
+    # Steps are small if an unknown amount of text is the budget.
+    step = usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
     epochs, every = (8, 200) if answers.site.name == "laptop" else (4, 500)
-    machine = json.dumps(answers.machine, ensure_ascii=False)
+    machine, size = json.dumps(answers.machine, ensure_ascii=False), short_amount(answers.parameters)
     heads = f"{model.num_attention_heads} heads, {model.num_key_value_heads} of keys and values"
     return f"""#:schema {SCHEMA_FILE}
 # Made by `kielo init`. Every key has a default: `kielo show` prints all values and their origins.
 name = "{answers.name}"  # the run is stored in runs/{answers.name}
 language = "{answers.language}"
-description = "{_described(answers)}"
+description = "{answers.model_type}, {size}, {language(answers.language).name}"
 cluster = {machine}  # for plans, and for MFU
 
 {_corpus_text(answers)}
@@ -307,7 +297,7 @@ max_epochs = {epochs}  # at most, for each text (Muennighoff et al. 2023)
 # MLP {model.intermediate_size:,}. For another shape give these keys in place of `params`.
 [model]
 model_type = "{answers.model_type}"
-params = "{short_amount(answers.parameters)}"
+params = "{size}"
 
 [train]
 {_tokens_text(answers, step)}
@@ -322,15 +312,6 @@ every_steps = {every}
 # tensor = 1
 # pipeline = 1
 """
-
-
-def _step(answers: Answers, usual: UsualTraining) -> int:
-    """Return the tokens of a step: few if an unknown amount of text is the budget."""
-    return usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
-
-
-def _described(answers: Answers) -> str:
-    return f"{answers.model_type}, {short_amount(answers.parameters)}, {language(answers.language).name}"
 
 
 def _corpus_text(answers: Answers) -> str:

@@ -7,7 +7,7 @@ import argparse
 
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.train import is_rank
 from kielo.ranks.local_ranks import Ranks
@@ -26,24 +26,16 @@ from kielo.verify import screens
 _SHUTDOWN_SECONDS = 10
 
 
-def preflight_flags(parser: argparse.ArgumentParser) -> None:
-    examples(
-        parser,
-        "kielo preflight RECIPE --ranks 2",
-        "torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE",
-        "srun kielo preflight RECIPE",
-    )
-    takes_recipe(parser)
-    parser.add_argument(
-        "--ranks", type=int, default=None, help="number of processes to start on this machine"
-    )
-    parser.add_argument("--json", action="store_true", help="print preflight.json")
-
-
+@takes("""
+    $ kielo preflight RECIPE --ranks 2
+    $ torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE
+    $ srun kielo preflight RECIPE
+    RECIPE
+    --ranks RANKS:count  number of processes to start on this machine
+    --json               print preflight.json
+""")
 def preflight(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
-    if options.ranks is not None and options.ranks < 1:
-        raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     ranks = 1 if options.ranks is None or is_rank() else options.ranks
     if ranks > 1:
         return _on_ranks(options, recipe, ranks)

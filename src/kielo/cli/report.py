@@ -6,24 +6,20 @@ import sys
 import webbrowser
 
 from kielo.api import Run, compare
-from kielo.cli.flags import examples
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_text
 from kielo.recipe.errors import KieloError
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID")
 
 
-def report_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo report runs/demo_estonian --open", "kielo report runs/a runs/b --to a_b.html")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run folder; several are compared")
-    parser.add_argument(
-        "--to",
-        metavar="FILE",
-        help="Page of the comparison. Default: comparison.html. Only with several runs",
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-
-
+@takes("""
+    $ kielo report runs/demo_estonian --open
+    $ kielo report runs/a runs/b --to a_b.html
+    RUN... as runs  a run folder; several are compared
+    --to FILE       Page of the comparison. Default: comparison.html. Only with several runs
+    --open          open the page in a browser
+""")
 def report(options: argparse.Namespace) -> None:
     runs = list(dict.fromkeys(options.runs))
     if len(runs) > 1:

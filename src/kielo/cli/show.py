@@ -8,7 +8,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, of_kind, read_metrics
 from kielo.artifact.token_sources import list_token_files
 from kielo.artifact.weights_folder import tokenizer_here, weights_here
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.ideas import STAND_INS
 from kielo.cli.terminal import print_json, print_table
 from kielo.corpus.fetch import local_files
@@ -37,12 +37,11 @@ from kielo.tokenizer.load import TOKENIZER_FILE, decode, load_tokenizer, role_na
 _SHOWN_FILES = 6
 
 
-def show_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo show demo_estonian --set train.tokens=1000000")
-    takes_recipe(parser)
-    parser.add_argument("--json", action="store_true")
-
-
+@takes("""
+    $ kielo show demo_estonian --set train.tokens=1000000
+    RECIPE
+    --json
+""")
 def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets, STAND_INS)
     if set(read.origins.values()) <= {"default", NOT_GIVEN}:  # an empty file is not an idea
@@ -202,18 +201,17 @@ def _value(content: Any, key: str) -> Any:
     return content
 
 
-def data_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo data demo_estonian --step 17")
-    takes_recipe(parser)
-    parser.add_argument("--step", type=int, required=True, help="number of the optimiser step, from 1")
-    parser.add_argument("--json", action="store_true")
-
-
 def _beginning(text: str, most: int = 40) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+@takes("""
+    $ kielo data demo_estonian --step 17
+    RECIPE
+    --step STEP:int!  number of the optimiser step, from 1
+    --json
+""")
 def data(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.site import SITES_FOLDER, known_of, plan_site, write_new_card, write_site
@@ -12,19 +12,17 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 
 
-def site_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo site", "kielo site lumi_g", "kielo site --new my_site")
-    parser.takes("""
-        [CLUSTER]          cluster card, or your own file; default: a table of all
-        --to DIR           folder for site.sh and site.md; default: sites/CLUSTER
-        --container IMAGE  container image in place of the card's: its path, docker://NAME to build it, or
-                           none
-        --wheels DIR       folder of wheels (`pip download`) to install from, without a network
-        --new NAME         write the card NAME.toml for a new cluster, to fill in
-        --json             print the table, or the paths, as JSON
-    """)
-
-
+@takes("""
+    $ kielo site
+    $ kielo site lumi_g
+    $ kielo site --new my_site
+    [CLUSTER]          cluster card, or your own file; default: a table of all
+    --to DIR           folder for site.sh and site.md; default: sites/CLUSTER
+    --container IMAGE  container image in place of the card's: its path, docker://NAME to build it, or none
+    --wheels DIR       folder of wheels (`pip download`) to install from, without a network
+    --new NAME         write the card NAME.toml for a new cluster, to fill in
+    --json             print the table, or the paths, as JSON
+""")
 def site(options: argparse.Namespace) -> None:
     if options.new is not None:
         for flag in ("cluster", "to", "container", "wheels"):

@@ -146,28 +146,13 @@ def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     rows = []
     for one in advice.choices:
         of, pays_from = one.vocabulary, advice.pays_from_bytes(one)
-        rows.append(
-            (
-                of.kind,
-                of.name,
-                short_amount(one.text_tokens),
-                _figure(one.text_cost),
-                f"{of.new_rows:,}",
-                short_amount(one.relearn_tokens),
-                _figure(one.relearn_cost),
-                _figure(one.cost),
-                "–"
-                if one is advice.choices[0]
-                else "never"
-                if pays_from is None
-                else format_bytes(pays_from),
-                *(
-                    [f"{of.english_tokens / english - 1:+.0%}" if of.english_tokens else "–"]
-                    if english
-                    else []
-                ),
-            )
-        )
+        pays = "never" if pays_from is None else format_bytes(pays_from)
+        text = (short_amount(one.text_tokens), _figure(one.text_cost), f"{of.new_rows:,}")
+        relearning = (short_amount(one.relearn_tokens), _figure(one.relearn_cost), _figure(one.cost))
+        row = [of.kind, of.name, *text, *relearning, "–" if one is advice.choices[0] else pays]
+        if english:
+            row.append(f"{of.english_tokens / english - 1:+.0%}" if of.english_tokens else "–")
+        rows.append(tuple(row))
     return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
 
 

@@ -3,6 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import regex
 import xxhash
@@ -33,6 +34,7 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
     ]
 
 
+@dataclass
 class ScriptFilter(LineFilter):
     """A filter of lines with more than `max_foreign_share` of their letters outside `scripts` and `letters`.
 
@@ -40,20 +42,18 @@ class ScriptFilter(LineFilter):
     """
 
     name = "script"
+    scripts: Sequence[str]
+    letters: str
+    max_foreign_share: float
 
-    def __init__(self, scripts: Sequence[str], letters: str, max_foreign_share: float):
-        super().__init__()
-        self.scripts = tuple(scripts)
-        self.letters = letters
-        self.max_foreign_share = max_foreign_share
-        self.foreign = _foreign_letters(self.scripts, letters)
-        self.is_latin_own = "Latin" in self.scripts
+    def __post_init__(self) -> None:
+        self.foreign = _foreign_letters(self.scripts, self.letters)
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         return [self._judge_line(line, document) for line in document.lines]
 
     def _judge_line(self, line: str, document: SplitDocument) -> str | None:
-        if self.is_latin_own and line.isascii():
+        if "Latin" in self.scripts and line.isascii():
             return None
         foreign = self.foreign.findall(line)
         if not foreign:
@@ -64,12 +64,10 @@ class ScriptFilter(LineFilter):
         return None if is_kept else f"letters of another script ({_script(foreign)})"
 
 
+@dataclass
 class LineLength(LineFilter):
     name = "line length"
-
-    def __init__(self, min_characters: int):
-        super().__init__()
-        self.min_characters = min_characters
+    min_characters: int
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         reason = f"under {self.min_characters} characters"
@@ -125,14 +123,12 @@ class NotEmpty(DocumentFilter):
         return None if any(line.strip() for line in document.lines) else "empty"
 
 
+@dataclass
 class DocumentLength(DocumentFilter):
     """A filter of documents with too few characters. It runs last, after the filters of duplicates."""
 
     name = "document length"
-
-    def __init__(self, min_characters: int):
-        super().__init__()
-        self.min_characters = min_characters
+    min_characters: int
 
     def judge(self, document: SplitDocument) -> str | None:
         # Characters of the joined text: the lines and the line ends between them.
@@ -200,14 +196,12 @@ class WholePairs(DocumentFilter):
         return "both sides are the same" if first == second else None
 
 
+@dataclass
 class SideLanguage(LanguageFilter, DocumentFilter):
     """A filter of pairs one side of which looks like another language, by the identifier's best guess."""
 
     name = "pair language"
-
-    def __init__(self, identifier: str, rule: LanguageRule, side: int):
-        super().__init__(identifier, rule.identifier_codes, rule.line_threshold)
-        self.side = side
+    side: int
 
     def judge(self, document: SplitDocument) -> str | None:
         text = document.pair()[self.side]
@@ -218,15 +212,14 @@ class SideLanguage(LanguageFilter, DocumentFilter):
         return None if found == NOT_SURE else found
 
 
+@dataclass
 class LayOutPairs(CorpusStep):
     """A step that makes one text of each pair, by a template and in a direction that the sides decide."""
 
     name = "lay out pairs"
-
-    def __init__(self, templates: Sequence[str], reverse_share: float, languages: Sequence[str]):
-        super().__init__()
-        self.templates, self.reverse_share = tuple(templates), reverse_share
-        self.languages = tuple(languages)
+    templates: Sequence[str]
+    reverse_share: float
+    languages: Sequence[str]
 
     def work(self, document: SplitDocument) -> bool:
         # By the sides alone, so the same for any number of workers and any seed of a run.

@@ -7,6 +7,7 @@ through their own. Text that others have cleaned passes as it is.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -49,18 +50,15 @@ MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 5, 300  # bad records of each source that
 BYTES_PER_FILE = 512 << 20
 
 
+@dataclass
 class ReadSources(CorpusStep):
     """The reader of the sources. Worker r of n takes documents r, r + n, …, so a big file keeps all busy."""
 
     name = "read"
-
-    def __init__(
-        self, sources: tuple[RawSource, ...], max_document_bytes: int, workers: int = 1, rank: int = 0
-    ):
-        super().__init__()
-        self.sources = sources
-        self.max_document_bytes = max_document_bytes
-        self.workers, self.rank = workers, rank
+    sources: tuple[RawSource, ...]
+    max_document_bytes: int
+    workers: int = 1
+    rank: int = 0
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         return super().run(self.documents())
@@ -98,28 +96,25 @@ class ReadSources(CorpusStep):
         self.count_example(BAD, place, text, MAX_EXAMPLES)
 
 
+@dataclass
 class WriteCleaned(CorpusStep):
     name = "write cleaned"
-
-    def __init__(self, folder: Path, rank: int = 0):
-        super().__init__()
-        self.path = folder / f"{rank:05d}{SUFFIX}"
+    folder: Path
+    rank: int = 0
 
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
-        with DocumentWriter(self.path) as writer:
+        with DocumentWriter(self.folder / f"{self.rank:05d}{SUFFIX}") as writer:
             for document in super().run(documents):
                 writer.add({**_as_record(document), "place": document.place})
                 yield document
 
 
+@dataclass
 class MergeCleaned(CorpusStep):
     """The start of the second pass, which reads all workers' documents in the order of the corpus."""
 
     name = "merge cleaned"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
+    folder: Path
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
@@ -129,14 +124,12 @@ class MergeCleaned(CorpusStep):
             yield split_verbatim(record["text"], record["id"], record["source"], place, facts)
 
 
+@dataclass
 class WriteDocuments(CorpusStep):
     """The end of the second pass, which writes files of about BYTES_PER_FILE and counts words."""
 
     name = "write"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
+    folder: Path
 
     def work(self, document: SplitDocument) -> bool:
         self.count("words", amount=sum(map(len, document.words())))
@@ -163,12 +156,8 @@ class WriteDocuments(CorpusStep):
 
 
 def _as_record(document: SplitDocument) -> Document:
-    return {
-        "id": document.id,
-        "text": document.join(),
-        "source": document.source,
-        "metadata": document.metadata,
-    }
+    text, facts = document.join(), document.metadata
+    return {"id": document.id, "text": text, "source": document.source, "metadata": facts}
 
 
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
@@ -247,7 +236,7 @@ def _pair_steps(corpus: Corpus) -> list[CorpusStep]:
     steps += _only([source.name for source in pairs], WholePairs())
     for source in pairs:
         for side, rule in enumerate(side_rules(corpus, source) if source.clean else ()):
-            step = SideLanguage(corpus.language_identifier, rule, side)
+            step = SideLanguage(corpus.language_identifier, rule.identifier_codes, rule.line_threshold, side)
             steps.append(step.for_sources([source.name], f"{rule.languages[0]} of {source.name}"))
         names = [language(code).name for code in source.language]
         layout = LayOutPairs(source.templates, source.reverse_share, names)

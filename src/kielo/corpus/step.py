@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import regex
 
@@ -212,17 +212,16 @@ class Tally:
         return [text for *_, text in found[:most]]
 
 
+@dataclass
 class CorpusStep(ABC):
     """A step that passes documents through `work` and counts the rest. The funnel has its `detail`."""
 
-    name: str
-    detail: str = ""
-
-    def __init__(self) -> None:
-        self.counts: Counts = defaultdict(Counter)
-        self.examples: list[Example] = []
-        self.only: frozenset[str] | None = None
-        self.source = ""
+    name: ClassVar[str]
+    detail: str = field(default="", init=False)
+    counts: Counts = field(default_factory=lambda: defaultdict(Counter), init=False)
+    examples: list[Example] = field(default_factory=list, init=False)
+    only: frozenset[str] | None = field(default=None, init=False)
+    source: str = field(default="", init=False)
 
     def for_sources(self, names: Iterable[str], detail: str = "") -> Self:
         """Let documents of all other sources pass unchanged. Return this step."""
