@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a corpus without a budget": (["plan", "--corpus", "6B"], "--budget 20000h"),
     "a budget with layouts": (
         ["plan", "--budget", "1e22", "--corpus", "6B", "--nodes", "4"],
-        "Fix: only one of them",
+        "Fix: one of them",
     ),
     "more nodes than there are": (["plan", "poro_34b", "--nodes", "9999"], "Fix: 2978"),
     "a card that is not there": (["plan", "poro_34b", "--machine", "gone.toml"], "kielo plan calibrate"),

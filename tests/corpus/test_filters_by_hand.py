@@ -15,13 +15,13 @@ from kielo.corpus.filters import (
     DocumentLength,
     LayOutPairs,
     LineLength,
+    Normalise,
     NormaliseSides,
     NotEmpty,
     SideLanguage,
     WholePairs,
 )
 from kielo.corpus.html_text import page_text
-from kielo.corpus.normalise import Normalise
 from kielo.corpus.pipeline import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.programming_languages import (
     AlphanumericShare,

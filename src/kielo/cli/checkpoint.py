@@ -9,18 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact import checkpoint_inspection as inspection
 from kielo.artifact.checkpoint_folder import run_around
-from kielo.artifact.checkpoint_inspection import (
-    checkpoints_folder,
-    describe_checkpoint,
-    describe_tensors,
-    find_checkpoints,
-    find_faults,
-    list_checkpoints,
-    newest_whole,
-    refuse_no_checkpoint,
-    state_after_verification,
-)
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -49,14 +39,14 @@ def checkpoint_flags(parser: VerbParser) -> None:
     --json
 """)
 def list_(options: argparse.Namespace) -> None:
-    folder = checkpoints_folder(Path(options.run))
+    folder = inspection.checkpoints_folder(Path(options.run))
     if folder is None:
         raise KieloError(f"{options.run}: no checkpoints there. Fix: a run folder such as runs/demo_estonian")
-    rows = list_checkpoints(folder)
+    rows = inspection.list_checkpoints(folder)
     if options.verify:
-        faults = find_faults([folder / row["name"] for row in rows])
+        faults = inspection.find_faults([folder / row["name"] for row in rows])
         for row in rows:
-            row["state"] = state_after_verification(faults[folder / row["name"]])
+            row["state"] = inspection.state_after_verification(faults[folder / row["name"]])
     whole = [row for row in rows if row["state"] in ("complete", "verified")]
     for row in rows:
         row["newest"] = row in whole[:1]
@@ -77,11 +67,11 @@ def list_(options: argparse.Namespace) -> None:
     --json
 """)
 def show(options: argparse.Namespace) -> None:
-    path = newest_whole(find_checkpoints(Path(options.checkpoint)))
+    path = inspection.newest_whole(inspection.find_checkpoints(Path(options.checkpoint)))
     if options.tensors:
-        rows = describe_tensors(path)
+        rows = inspection.describe_tensors(path)
         return print_json(rows) if options.json else _print_tensors(rows)
-    facts = describe_checkpoint(path)
+    facts = inspection.describe_checkpoint(path)
     if options.json:
         return print_json(facts)
     print_table(["what", "value"], [(key, value) for key, value in _for_people(facts) if value is not None])
@@ -100,13 +90,12 @@ def show(options: argparse.Namespace) -> None:
 """)
 def verify(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
-        faults = find_faults(find_checkpoints(Path(options.checkpoint)))
-    states = {path: state_after_verification(found) for path, found in faults.items()}
+        faults = inspection.find_faults(inspection.find_checkpoints(Path(options.checkpoint)))
+    states = {path: inspection.state_after_verification(found) for path, found in faults.items()}
     if options.json:
         damage = {path: [fault.reason for fault in found] for path, found in faults.items()}
-        print_json(
-            [{"checkpoint": str(path), "state": states[path], "damage": damage[path]} for path in faults]
-        )
+        rows = [{"checkpoint": str(path), "state": states[path], "damage": damage[path]} for path in faults]
+        print_json(rows)
     else:
         for path, state in states.items():
             print(f"{path}\t{state}")
@@ -121,7 +110,7 @@ def verify(options: argparse.Namespace) -> int:
 def average(options: argparse.Namespace) -> None:
     sources = [Path(name) for name in options.checkpoints]
     for source in sources:
-        refuse_no_checkpoint(source)
+        inspection.refuse_no_checkpoint(source)
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: no name of a folder. Fix: --to averages/last")
     to = late.average(sources, place(options.to))

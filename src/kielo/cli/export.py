@@ -39,13 +39,11 @@ def export(options: argparse.Namespace) -> None:
     with keep_stdout_for_json(options.json):
         checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
-        size = {}
-        if options.max_shard_gb is not None:
-            if not 0 < options.max_shard_gb < math.inf:
-                raise KieloError(
-                    f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual"
-                )
-            size["max_shard_bytes"] = int(options.max_shard_gb * 1e9)
+        size, most = {}, options.max_shard_gb
+        if most is not None:
+            if not 0 < most < math.inf:
+                raise KieloError(f"--max-shard-gb {most:g}: give a number above 0; 5 is usual")
+            size["max_shard_bytes"] = int(most * 1e9)
         model = export_checkpoint(
             checkpoint, to, tokenizer_folder, recipe, dtype=options.dtype, is_replacing=False, **size
         )

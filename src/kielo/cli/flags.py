@@ -95,7 +95,9 @@ class VerbParser(_Parser):
             else:
                 entries[-1] = (entries[-1][0], f"{entries[-1][1]} {line}")
         if commands:
-            examples(self, *commands)
+            self.commands, title = commands, "example: "
+            indent = " " * len(title)
+            self.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
         for names, text in entries:
             if names != _SETS:
                 self._takes_entry(names, text or _USUAL[names.strip("[]")])
@@ -235,15 +237,6 @@ def add_verb(group: Any, name: str, handler: str, summary: str) -> None:
 
 def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
-
-
-def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Show these commands at the end of `--help`. A long command continues after a \\."""
-    title = "example: "
-    if isinstance(parser, _Parser):
-        parser.commands = commands
-    indent = " " * len(title)
-    parser.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
 
 
 def _folded(command: str, indent: str) -> str:

@@ -17,17 +17,8 @@ from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import tokens_of_device_hours, usual_training
+from kielo.recipe import cards
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
-from kielo.recipe.cards import (
-    Cluster,
-    a_new_card,
-    accelerator,
-    cluster,
-    clusters,
-    is_own_card,
-    language,
-    languages,
-)
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
@@ -49,7 +40,7 @@ class Answers:
     language: str
     sources: tuple[str, ...]
     parameters: int
-    site: Cluster
+    site: cards.Cluster
     tokens: int | None
     model_type: str
     machine: str
@@ -109,13 +100,11 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         changes["model"] = {"params": short_amount(_size(options.params))}
     if options.model_type is not None:
         changes.setdefault("model", {})["model_type"] = options.model_type
-    if options.budget is not None:
+    if (budget := options.budget) is not None:
         try:
-            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", options.budget))}
+            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", budget))}
         except ValueError:
-            raise KieloError(
-                f"--budget {options.budget}: beside --from give tokens. Fix: --budget 60B"
-            ) from None
+            raise KieloError(f"--budget {budget}: beside --from give tokens. Fix: --budget 60B") from None
     return changes
 
 
@@ -147,9 +136,8 @@ def _asked(options: argparse.Namespace) -> Answers:
     Raise KieloError for a wrong flag. A wrong answer on a terminal repeats the question.
     """
     code = _answer(options.language, "Which language?", None, "--language", _language)
-    text = _answer(
-        options.text, "Where is the text (files or folders, separated by commas)?", "", "--text", _sources
-    )
+    question = "Where is the text (files or folders, separated by commas)?"
+    text = _answer(options.text, question, "", "--text", _sources)
     machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
     size = _answer(options.params, "How many parameters?", usual, "--params", _size)
@@ -162,7 +150,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     )
     if tokens is None and site.name != "laptop":
         tokens = usual_training(size).tokens
-    name = f"{language(code).name.split()[0].lower()}_{short_amount(size).lower().replace('.', '_')}"
+    name = f"{cards.language(code).name.split()[0].lower()}_{short_amount(size).lower().replace('.', '_')}"
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
         name = _name_of(options.file) or name
@@ -193,18 +181,18 @@ def _answer(
 
 
 def _language(given: str) -> str:
-    return _meant(given, {code: [language(code).name] for code in languages()}, "language")
+    return _meant(given, {code: [cards.language(code).name] for code in cards.languages()}, "language")
 
 
-def _cluster(given: str) -> tuple[str, Cluster]:
+def _cluster(given: str) -> tuple[str, cards.Cluster]:
     """Return the cluster card, and its name or path for the recipe."""
-    if is_own_card(given):
-        return given, cluster(given)
+    if cards.is_own_card(given):
+        return given, cards.cluster(given)
     try:
-        name = _meant(given, {name: [] for name in clusters()}, "machine")
+        name = _meant(given, {name: [] for name in cards.clusters()}, "machine")
     except KieloError as error:
-        raise KieloError(f"{error}; {a_new_card(given)}") from None
-    return name, cluster(name)
+        raise KieloError(f"{error}; {cards.a_new_card(given)}") from None
+    return name, cards.cluster(name)
 
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
@@ -249,14 +237,14 @@ def _shape(size: int, model_type: str) -> CompleteModel:
     return complete(with_shape(model), usual.sequence_length)
 
 
-def _budget(given: str, size: int, site: Cluster) -> int | None:
+def _budget(given: str, size: int, site: cards.Cluster) -> int | None:
     """Return tokens, or None for an empty answer."""
     if not given.strip():
         return None
     try:
         hours = parse_device_hours(given)
         if hours is not None:
-            peak = accelerator(site.accelerator).peak_tflops.get("bf16")
+            peak = cards.accelerator(site.accelerator).peak_tflops.get("bf16")
             if peak is None:
                 raise KieloError(
                     f"no card has the peak speed of a device of {site.name}. Fix: --budget 60B, in tokens"
@@ -282,7 +270,7 @@ def recipe_text(answers: Answers) -> str:
 # Made by `kielo init`. Every key has a default: `kielo show` prints all values and their origins.
 name = "{answers.name}"  # the run is stored in runs/{answers.name}
 language = "{answers.language}"
-description = "{answers.model_type}, {size}, {language(answers.language).name}"
+description = "{answers.model_type}, {size}, {cards.language(answers.language).name}"
 cluster = {machine}  # for plans, and for MFU
 
 {_corpus_text(answers)}

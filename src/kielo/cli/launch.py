@@ -185,9 +185,8 @@ def _submitted(
     for on_nodes in ladder:
         layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all measured"
         if on_nodes.nodes not in jobs:
-            waiting = on_nodes.to_run and waiting_job(
-                folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
-            )
+            of_nodes, scheduler = folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
+            waiting = on_nodes.to_run and waiting_job(of_nodes, scheduler)
             rows.append((on_nodes.nodes, layouts, "", f"job {waiting} has not ended" if waiting else ""))
             continue
         said = "not submitted"

@@ -126,10 +126,9 @@ def _rows(found: Status) -> list[tuple[str, str]]:
     spent = f"{found.device_hours:,.1f} device-hours in {len(found.attempts)} attempts"
     rows.append(("spent", spent + (f"; forecast {forecast.device_hours:,.0f}" if forecast else "")))
     ended = [attempt for attempt in found.attempts if attempt.outcome]
-    if ended:
-        rows.append(
-            ("last stop", f"job {ended[-1].job}: {ended[-1].outcome}. {ended[-1].message}".rstrip(". "))
-        )
+    for last_end in ended[-1:]:
+        told = f"job {last_end.job}: {last_end.outcome}. {last_end.message}"
+        rows.append(("last stop", told.rstrip(". ")))
     rows += [("ended", f"job {job}: {end}, before its first line") for job, end in found.ends.items()]
     if not (found.folder / "logs").is_dir():
         rows.append(("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it. Fix: mkdir -p"))

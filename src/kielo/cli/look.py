@@ -1,12 +1,14 @@
-"""Verbs that show what Kielo ships: recipes, cards, schemas, pages, and completion of the Tab key."""
+"""Verbs that show recipes, cards, schemas, pages of runs and documentation, and completion by the Tab key."""
 
 import argparse
 import os
+import sys
 import webbrowser
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kielo.api import Run, compare
 from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import VerbParser, takes
@@ -69,15 +71,10 @@ def clusters(options: argparse.Namespace) -> None:
     known = [cards.cluster(name) for name in cards.clusters()]
     if options.json:
         return print_json([card.model_dump(mode="json") for card in known])
+    peaks = [cards.accelerator(card.accelerator).peak_tflops.get("bf16") for card in known]
     rows = [
-        (
-            card.name,
-            card.accelerator,
-            card.devices_per_node,
-            card.nodes,
-            cards.accelerator(card.accelerator).peak_tflops.get("bf16"),
-        )
-        for card in known
+        (card.name, card.accelerator, card.devices_per_node, card.nodes, peak)
+        for card, peak in zip(known, peaks, strict=True)
     ]
     print_table(["cluster", "accelerator", "devices a node", "nodes", "peak bf16 TFLOP/s a device"], rows)
 
@@ -90,15 +87,11 @@ def languages(options: argparse.Namespace) -> None:
     known = [cards.language(code) for code in cards.languages()]
     if options.json:
         return print_json([card.model_dump(mode="json") for card in known])
-    rows = [
-        (
-            card.code,
-            card.name,
-            card.script,
-            ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items()),
-        )
+    thresholds = [
+        ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items())
         for card in known
     ]
+    rows = [(card.code, card.name, card.script, of) for card, of in zip(known, thresholds, strict=True)]
     print_table(["code", "language", "script", "document threshold"], rows)
 
 
@@ -186,3 +179,38 @@ def _recipes_and_files(parser: VerbParser) -> dict[str, Any]:
             "  __fish_complete_path (commandline -ct)\nend",
         },
     }
+
+
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID")
+
+
+@takes("""
+    $ kielo report runs/demo_estonian --open
+    $ kielo report runs/a runs/b --to a_b.html
+    RUN... as runs  a run folder; several are compared
+    --to FILE       Page of the comparison. Default: comparison.html. Only with several runs
+    --open          open the page in a browser
+""")
+def report(options: argparse.Namespace) -> None:
+    runs = list(dict.fromkeys(options.runs))
+    if len(runs) > 1:
+        page = compare(*runs, to=options.to or "comparison.html")
+    elif options.to is not None:
+        raise KieloError(f"--to {options.to}: the page of one run stays in its folder. Fix: name two runs")
+    else:
+        page = Run(*runs).report()
+    print_text(f"wrote {page}")
+    if options.open:
+        if reason := no_browser():
+            return print_text(f"not opened: {reason}. Fix: copy this one file to your own machine")
+        webbrowser.open(page.resolve().as_uri())
+
+
+def no_browser() -> str | None:
+    """Return the reason why no browser can be opened here, or None if it can."""
+    if job := next((name for name in _JOB_VARIABLES if name in os.environ), None):
+        return f"this is a job ({job} is set)"
+    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform.startswith("linux") and not has_display:
+        return "this machine has no display"
+    return None

@@ -71,7 +71,7 @@ _STORY = {
     },
     "look": {
         "show": ("show:show", "every value of a recipe and its origin"),
-        "report": ("report:report", "the page of a run, or a page that compares runs"),
+        "report": ("look:report", "the page of a run, or a page that compares runs"),
         "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),
         "schema": ("look:schema", "file formats as JSON Schema: the recipe's, and the stages' JSON"),
     },

@@ -6,7 +6,6 @@ The first argument is a recipe, or one of `SUBVERBS`.
 import argparse
 import math
 import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from kielo.artifact.lease import held
 from kielo.artifact.trained_text import has_trained
 from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, takes
-from kielo.cli.ideas import TAKES_IDEA, read_idea, with_flags
+from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea, with_flags
 from kielo.cli.plan_data import plan_budget
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.calibrate import measure, write_machine
@@ -269,10 +268,7 @@ def resolve(options: argparse.Namespace) -> int:
 def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
-    recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
-    for line in lines:
-        print_text(line, sys.stderr)
-    run = RunToPlan.of_recipe(recipe)
+    run = RunToPlan.of_recipe(read_idea(options, cluster=options.cluster, machine=options.machine))
     usual = [number for number in run.recipe.nodes if number <= run.site.nodes]
     if options.nodes is None and usual:
         return run, sorted(usual)
@@ -307,12 +303,7 @@ def _nodes(text: str | None, site: Cluster) -> list[int]:
             numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise KieloError(f"--nodes {text}: not understood. Fix: 16, or 4,8,12, or 4..256") from None
-    for number in (min(numbers), max(numbers)):
-        if not 1 <= number <= site.nodes:
-            raise KieloError(
-                f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes. Fix: "
-                f"{min(max(number, 1), site.nodes)}"
-            )
+    check_nodes(text, numbers, site)
     if len(numbers) > _MOST_NODE_COUNTS or numbers != sorted(numbers):
         raise KieloError(f"--nodes {text}: give at most {_MOST_NODE_COUNTS} numbers, from few to many nodes")
     return numbers

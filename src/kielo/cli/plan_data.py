@@ -12,7 +12,7 @@ from kielo.cli.flags import takes
 from kielo.cli.ideas import STAND_INS, with_flags
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.idea import USUAL_MFU, flops_of_device_hours
-from kielo.plan.scaling_laws import Row, advise
+from kielo.plan.scaling_laws import advise
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
@@ -109,9 +109,7 @@ def plan_budget(options: argparse.Namespace) -> int:
     for flag in _OF_LAYOUTS:
         if getattr(options, flag):
             name = f"--{flag.replace('_', '-')}"
-            raise KieloError(
-                f"{name} is about layouts, and --budget about scaling laws. Fix: only one of them"
-            )
+            raise KieloError(f"{name} is about layouts, and --budget about scaling laws. Fix: one of them")
     recipe = _recipe(options)
     flops, said = _flops(options.budget, recipe)
     unique = _unique_tokens(options.corpus, recipe)
@@ -121,7 +119,13 @@ def plan_budget(options: argparse.Namespace) -> int:
     if options.json:
         computed = {"flops": flops, "unique_tokens": unique, "max_epochs": max_epochs}
         said_too = {"advice": advice.sentences, "complaints": advice.complaints}
-        print_json(computed | {"choices": [_json(row) for row in advice.rows]} | said_too)
+        choices = [
+            {"what": row.what, "law": row.law}
+            | asdict(row.choice)
+            | {"epochs": row.choice.epochs, "flops": row.choice.flops}
+            for row in advice.rows
+        ]
+        print_json(computed | {"choices": choices} | said_too)
         return 1 if advice.complaints else 0
     print_text(f"{said}, and a text of {short_amount(unique)} different tokens.\n")
     titles = ("", "parameters", "tokens", "epochs", "expected loss", "by the law of")
@@ -176,9 +180,8 @@ def _flops(budget: str, recipe: Recipe | None) -> tuple[float, str]:
     flops = flops_of_device_hours(hours, peak)
     if flops < _LEAST_FLOPS:
         raise refused
-    return flops, (
-        f"{hours:,} device-hours of {site.name} at {USUAL_MFU:.0%} of {peak:g} TFLOP/s: {flops:.3g} FLOPs"
-    )
+    said = f"{hours:,} device-hours of {site.name} at {USUAL_MFU:.0%} of {peak:g} TFLOP/s: {flops:.3g} FLOPs"
+    return flops, said
 
 
 def _unique_tokens(corpus: str | None, recipe: Recipe | None) -> int:
@@ -198,8 +201,3 @@ def _unique_tokens(corpus: str | None, recipe: Recipe | None) -> int:
     except KieloError as problem:
         raise KieloError(f"{problem}. Or {fix.removeprefix('Fix: ')}") from None
     return sum(row.amount.tokens for row in table.sources)
-
-
-def _json(row: Row) -> dict[str, object]:
-    computed = {"epochs": row.choice.epochs, "flops": row.choice.flops}
-    return {"what": row.what, "law": row.law} | asdict(row.choice) | computed

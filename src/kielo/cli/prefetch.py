@@ -41,9 +41,8 @@ def prefetch(options: argparse.Namespace) -> None:
         brought = bring(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)
     if options.json:
-        return print_json(
-            {"folder": str(folder), "brought": [one.content() for one in brought], "own_files": own}
-        )
+        told = {"folder": str(folder), "brought": [one.content() for one in brought], "own_files": own}
+        return print_json(told)
     if brought:
         rows = [(one.kind, one.name, one.origin, f"{one.bytes / 1e6:,.1f}") for one in brought]
         print_table(("what", "name", "from", "MB"), rows)

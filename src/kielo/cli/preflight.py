@@ -68,15 +68,11 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
         if options.json:
             print_json(found.content())
         else:
-            _print(found)
+            print_table(screens.CHECK_TITLES, screens.check_rows(found))
+            for line in screens.verdict_lines(found):
+                print_text(line)
             print_text(f"verdict: {folder / Preflight.FILE_NAME}, {folder / BAD_NODES_NAME}")
     return 0 if has_passed else 1
-
-
-def _print(found: Preflight) -> None:
-    print_table(screens.CHECK_TITLES, screens.check_rows(found))
-    for line in screens.verdict_lines(found):
-        print_text(line)
 
 
 def _resolved(recipe: Recipe, ranks: int) -> Resolved:

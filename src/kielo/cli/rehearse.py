@@ -1,10 +1,9 @@
 """`kielo rehearse`: one rank of the real job on this machine; prints its memory, FLOPs and collectives."""
 
 import argparse
-import sys
 
 from kielo.cli.flags import VerbParser
-from kielo.cli.ideas import TAKES_IDEA, read_idea
+from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.choose_layout import own
 from kielo.plan.remedies import in_words
@@ -69,12 +68,10 @@ def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
 
 def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
     """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text. Return all three."""
-    recipe, lines = read_idea(options, cluster=options.cluster)
-    for line in lines:
-        print_text(line, sys.stderr)
+    recipe = read_idea(options, cluster=options.cluster)
     card = cluster(recipe.cluster)
-    if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
-        raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
+    if options.nodes is not None:
+        check_nodes(options.nodes, [options.nodes], card)
     nodes = options.nodes or min((number for number in recipe.nodes if number <= card.nodes), default=1)
     ranks = nodes * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device

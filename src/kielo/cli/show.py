@@ -2,6 +2,8 @@
 
 import argparse
 import json
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from kielo.artifact.manifest import read_manifest
@@ -93,10 +95,10 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
     lacks it, if it is in weights that are not on this machine, or if nothing uses it.
     """
     content, model = read.recipe.model_dump(mode="json"), read.recipe.model
-    values = {
-        key: {"value": None if origin == NOT_GIVEN else _value(content, key), "origin": origin}
-        for key, origin in read.origins.items()
-    }
+    values: dict[str, dict[str, Any]] = {}
+    for key, origin in read.origins.items():
+        value = None if origin == NOT_GIVEN else reduce(getitem, key.split("."), content)
+        values[key] = {"value": value, "origin": origin}
     for name in overridden_by_tokenizer(read.recipe.tokenizer):
         given = values[f"tokenizer.{name}"]
         size = size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
@@ -146,18 +148,15 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
         return [
             *overview_of_recipe(recipe).rows(),
             *_document_rows(recipe),
-            *_refused_rows(recipe),
+            *(
+                ("layout", f"not possible: {said}")
+                for said in complaints(case_before_text(recipe), LAYOUT_RULES)
+            ),
             *_uneven_rows(recipe),
             *rows,
         ]
     except KieloError as error:
         return [("model", f"not possible: {error}"), *rows]
-
-
-def _refused_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    return [
-        ("layout", f"not possible: {said}") for said in complaints(case_before_text(recipe), LAYOUT_RULES)
-    ]
 
 
 def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
@@ -193,12 +192,6 @@ def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
             said = [f"not possible: {error}"]
         rows += [(f"batches on {nodes} nodes", sentence) for sentence in said]
     return rows
-
-
-def _value(content: Any, key: str) -> Any:
-    for part in key.split("."):
-        content = content[part]
-    return content
 
 
 def _beginning(text: str, most: int = 40) -> str:

@@ -24,13 +24,11 @@ from kielo.recipe.places import place
     --json             print the table, or the paths, as JSON
 """)
 def site(options: argparse.Namespace) -> None:
-    if options.new is not None:
+    if (name := options.new) is not None:
         for flag in ("cluster", "to", "container", "wheels"):
             if getattr(options, flag) is not None:
-                raise KieloError(
-                    f"--new {options.new} excludes {options.cluster or '--' + flag}. Fix: leave it out"
-                )
-        path = write_new_card(options.new)
+                raise KieloError(f"--new {name} excludes {options.cluster or '--' + flag}. Fix: leave it out")
+        path = write_new_card(name)
         if options.json:
             return print_json({"card": str(path)})
         print_text(f"wrote {path}. Fill it in, then: kielo plan RECIPE --cluster {path}")
@@ -53,16 +51,10 @@ def site(options: argparse.Namespace) -> None:
 
 def _known(is_json: bool) -> None:
     cards = [card for card in map(cluster, clusters()) if card.jobs is not None]
-    rows = [
-        (
-            card.name,
-            card.scheduler.replace("_", " "),
-            *known_of(card)[:2],
-            "yes" if card.internet_on_compute_nodes else "no",
-            known_of(card)[2],
-        )
-        for card in cards
-    ]
+    rows = []
+    for card in cards:
+        (*made, unknown), network = known_of(card), "yes" if card.internet_on_compute_nodes else "no"
+        rows.append((card.name, card.scheduler.replace("_", " "), *made, network, unknown))
     titles = ("cluster", "scheduler", "container", "environment", "network on nodes", "not known")
     if is_json:
         print_json([dict(zip(titles, row, strict=True)) for row in rows])

@@ -39,10 +39,7 @@ _ROWS = {
 
 
 SUBVERBS = {
-    "measure": (
-        "tokenizer:measure",
-        "figures on a text; whether to keep, extend or replace a vocabulary",
-    ),
+    "measure": ("tokenizer:measure", "figures on a text; whether to keep, extend or replace a vocabulary"),
     "map": ("tokenizer:row_map", "the old tokens whose rows a transplanted vocabulary is made of"),
 }
 
@@ -118,9 +115,8 @@ def measure(options: argparse.Namespace) -> None:
         return print_json({"measured_on": source, "tokenizers": figures, "choices": choices, "advice": words})
     print_text(f"on {source}")
     shown = [key for key in _ROWS if any(key in of for of in figures.values())]
-    print_table(
-        ["", *names], [(_ROWS[key][0], *(_cell(key, of[key]) for of in figures.values())) for key in shown]
-    )
+    rows = [(_ROWS[key][0], *(_cell(key, of[key]) for of in figures.values())) for key in shown]
+    print_table(["", *names], rows)
     if advice:
         print_table(*choice_rows(advice))
     for line in words:

@@ -74,7 +74,8 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome.content())
     elif outcome.exit_code not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome.message}", file=sys.stderr)
-    elif outcome.message and not _is_reported_by_another():
+    # Else the first of several ranks, or the parent of this rank, reports the outcome.
+    elif outcome.message and os.environ.get("RANK", "0") == "0" and REFUSAL_FILE not in os.environ:
         print_text(outcome.message)
     return outcome.exit_code
 
@@ -139,11 +140,6 @@ def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
             f"--profile-ranks {options.profile_ranks}: give --profile, and ranks from 0 to {size - 1}, as 0,1"
         )
     return options.profile if ranks > 1 or place.rank in map(int, chosen) else 0
-
-
-def _is_reported_by_another() -> bool:
-    """Return True if the first of several ranks, or the parent of this rank, reports the outcome."""
-    return os.environ.get("RANK", "0") != "0" or REFUSAL_FILE in os.environ
 
 
 def is_rank() -> bool:

@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.cli.ideas import STAND_INS
+from kielo.cli.ideas import STAND_INS, check_nodes
 from kielo.models.families import read_hf_config
 from kielo.models.proportions import count
+from kielo.plan import vocabulary_choice as choices
 from kielo.plan.idea import usual_training
-from kielo.plan.vocabulary_choice import (
-    Advice,
-    Choice,
-    Pricing,
-    Vocabulary,
-    check_rows,
-    embedding_share,
-    kind_of,
-    recipe_tokens,
-)
 from kielo.recipe.amounts import parse_amount, short_amount
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
@@ -37,7 +28,7 @@ _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 
 def advise(
     options: argparse.Namespace, tokenizers: Mapping[str, TextTokenizer], figures: dict[str, dict[str, Any]]
-) -> Advice | None:
+) -> choices.Advice | None:
     """Return the choices between tokenizers, or None for one tokenizer, and without an amount of text.
 
     Also add the embedding's share to the figures of each tokenizer.
@@ -45,9 +36,9 @@ def advise(
     recipe, model = _recipe_and_model(options, next(iter(tokenizers.values())))
     vocabularies = _vocabularies(model, tokenizers, figures)
     for of in vocabularies:
-        figures[of.name]["embedding_share"] = embedding_share(model, of.size)
+        figures[of.name]["embedding_share"] = choices.embedding_share(model, of.size)
     relearn = None if options.relearn is None else _amount("--relearn", options.relearn)
-    tokens = recipe_tokens(recipe)
+    tokens = choices.recipe_tokens(recipe)
     if options.bytes is not None:
         text_bytes = float(_amount("--bytes", options.bytes))
     elif tokens is not None:
@@ -56,8 +47,8 @@ def advise(
         return None
     if len(vocabularies) < 2:
         return None
-    pricing = Pricing(recipe, model, _nodes(options, recipe))
-    return Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
+    pricing = choices.Pricing(recipe, model, _nodes(options, recipe))
+    return choices.Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
 
 
 def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple[Recipe, CompleteModel]:
@@ -77,33 +68,31 @@ def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple
             model = read_hf_config(resolve_weights(recipe.model.weights))
         else:
             model = complete_model(recipe, full_phases(recipe), recipe.model.vocab_size or size)
-    check_rows(model, kept, size)
+    choices.check_rows(model, kept, size)
     return recipe, model
 
 
 def _vocabularies(
     model: CompleteModel, tokenizers: Mapping[str, TextTokenizer], figures: Mapping[str, Mapping[str, Any]]
-) -> list[Vocabulary]:
+) -> list[choices.Vocabulary]:
     kept, found = next(iter(tokenizers.values())), []
     for name, tokenizer in tokenizers.items():
-        kind, of = kind_of(kept, tokenizer), figures[name]
+        kind, of = choices.kind_of(kept, tokenizer), figures[name]
         new_rows, size = 0, model.vocab_size
         if kind != "keep":
             made, size = make_row_map(kept, tokenizer, "mean"), vocabulary_size(tokenizer)
             new_rows = len(made.rows) - made.copied
-        found.append(Vocabulary(name, kind, size, of["bytes_per_token"], new_rows, of.get("english_tokens")))
+        per_token, english = of["bytes_per_token"], of.get("english_tokens")
+        found.append(choices.Vocabulary(name, kind, size, per_token, new_rows, english))
     return found
 
 
 def _nodes(options: argparse.Namespace, recipe: Recipe) -> int | None:
     """Return the nodes to plan on, or None without a machine."""
     site = cluster(recipe.cluster)
-    if options.nodes is not None and not 1 <= options.nodes <= site.nodes:
-        raise KieloError(
-            f"--nodes {options.nodes}: {site.name} has 1 to {site.nodes} nodes. Fix: "
-            f"{min(max(options.nodes, 1), site.nodes)}"
-        )
-    if options.nodes is None and options.cluster:
+    if options.nodes is not None:
+        check_nodes(options.nodes, [options.nodes], site)
+    elif options.cluster:
         if site.nodes > 1:
             raise KieloError(f"--cluster {site.name} has 1 to {site.nodes} nodes; how many? Fix: --nodes 16")
         return 1
@@ -121,7 +110,7 @@ def _amount(flag: str, text: str) -> int:
     return number
 
 
-def in_words(advice: Advice) -> str:
+def in_words(advice: choices.Advice) -> str:
     """Return the decision and its reason."""
     kept, best = advice.choices[0], advice.best
     unit, text = _unit(advice), format_bytes(advice.text_bytes)
@@ -139,7 +128,7 @@ def in_words(advice: Advice) -> str:
     )
 
 
-def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def choice_rows(advice: choices.Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     """Return titles and a row for each choice; if English was measured, with its change of tokens."""
     unit, english = _unit(advice), advice.choices[0].vocabulary.english_tokens
     titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", f"{unit} for them")
@@ -156,7 +145,7 @@ def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
 
 
-def _unit(advice: Advice) -> str:
+def _unit(advice: choices.Advice) -> str:
     return "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
 
 
@@ -166,6 +155,6 @@ def _figure(cost: float) -> str:
     return f"{cost:.3g}" if cost >= 1e6 else f"{cost:,.{0 if cost >= 100 else 1}f}"
 
 
-def choice_json(choice: Choice) -> dict[str, Any]:
+def choice_json(choice: choices.Choice) -> dict[str, Any]:
     content = asdict(choice)
     return content.pop("vocabulary") | content

@@ -12,20 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
+from kielo.corpus import filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
-from kielo.corpus.filters import (
-    DocumentDuplicates,
-    DocumentLength,
-    LayOutPairs,
-    LineDuplicates,
-    NormaliseSides,
-    NotEmpty,
-    SideLanguage,
-    WholePairs,
-    document_filters,
-    line_filters,
-)
-from kielo.corpus.normalise import Normalise
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, records, unreadable
 from kielo.corpus.raw_record import BadRecord, Record
@@ -35,8 +23,8 @@ from kielo.corpus.step import (
     SplitDocument,
     Tally,
     is_cleaned,
+    language_rule,
     language_rules,
-    side_rules,
     split_document,
     split_verbatim,
 )
@@ -192,8 +180,8 @@ def first_pass(
     others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
         ReadSources(sources, corpus.max_document_bytes, workers, rank),
-        *_only(others, NotEmpty()),
-        *_only(own, Normalise()),
+        *_only(others, filters.NotEmpty()),
+        *_only(own, filters.Normalise()),
         *_language_steps(corpus, recipe.language),
         *_only(code, *code_filters(corpus.code)),
         *_pair_steps(corpus),
@@ -208,9 +196,9 @@ def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusSt
     own = _names(corpus, is_cleaned)
     return [
         MergeCleaned(cleaned),
-        *([DocumentDuplicates()] if corpus.deduplicate_documents else []),
-        *_only(own if corpus.deduplicate_lines else (), LineDuplicates()),
-        *_only(own, DocumentLength(corpus.min_document_characters)),
+        *([filters.DocumentDuplicates()] if corpus.deduplicate_documents else []),
+        *_only(own if corpus.deduplicate_lines else (), filters.LineDuplicates()),
+        *_only(own, filters.DocumentLength(corpus.min_document_characters)),
         WriteDocuments(documents),
     ]
 
@@ -223,7 +211,7 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
-    for make in (line_filters, document_filters):
+    for make in (filters.line_filters, filters.document_filters):
         for rule, names in groups.items():
             detail = " or ".join(rule.languages) if len(groups) > 1 else ""
             steps += [step.for_sources(names, detail) for step in make(corpus, rule)]
@@ -232,14 +220,16 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
 
 def _pair_steps(corpus: Corpus) -> list[CorpusStep]:
     pairs = [source for source in corpus.sources if source.kind == "parallel"]
-    steps = _only([source.name for source in pairs if source.clean], NormaliseSides())
-    steps += _only([source.name for source in pairs], WholePairs())
+    steps = _only([source.name for source in pairs if source.clean], filters.NormaliseSides())
+    steps += _only([source.name for source in pairs], filters.WholePairs())
     for source in pairs:
-        for side, rule in enumerate(side_rules(corpus, source) if source.clean else ()):
-            step = SideLanguage(corpus.language_identifier, rule.identifier_codes, rule.line_threshold, side)
+        rules = [language_rule(corpus, [language(code)]) for code in source.language]
+        for side, rule in enumerate(rules if source.clean else ()):
+            how = (corpus.language_identifier, rule.identifier_codes, rule.line_threshold, side)
+            step = filters.SideLanguage(*how)
             steps.append(step.for_sources([source.name], f"{rule.languages[0]} of {source.name}"))
         names = [language(code).name for code in source.language]
-        layout = LayOutPairs(source.templates, source.reverse_share, names)
+        layout = filters.LayOutPairs(source.templates, source.reverse_share, names)
         steps.append(layout.for_sources([source.name], source.name))
     return steps
 

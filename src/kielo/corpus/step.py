@@ -74,11 +74,6 @@ def is_cleaned(source: Source) -> bool:
     return source.kind == "text" and source.clean
 
 
-def side_rules(corpus: Corpus, source: Source) -> tuple[LanguageRule, LanguageRule]:
-    first, second = (language_rule(corpus, [language(code)]) for code in source.language)
-    return first, second
-
-
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
     return {
         source.name: language_rule(corpus, [language(code) for code in source_languages(source, default)])

@@ -20,17 +20,19 @@ from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe, Source
-from kielo.resolve.budget import allowed_epochs, mixture_of, with_budget
 from kielo.resolve.planned_phases import epochs, plan_phases
 from kielo.resolve.resolved import PlannedPhase
 from kielo.resolve.rules import StepCase, Steps, complaints, mixture_has_text, repeats_of_sources
 from kielo.resolve.text import (
     Text,
+    allowed_epochs,
     blocks_as_they_are,
+    mixture_of,
     packed_sequences,
     ready_tokens,
     sequences_by_length,
     tokens_per_document,
+    with_budget,
 )
 
 WORTH_OF_REPEATS = 15.387756  # r above, from the authors' code
@@ -106,8 +108,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     by_length = sequences_by_length(packing) if packing else {}
     if recipe.dataset.packing == "as_is":
         by_length = blocks_as_they_are(recipe, tokens)
-    counted = {name: (of.tokens, of.documents) for name, of in amounts.items()}
-    lengths = tokens_per_document(counted)
+    lengths = tokens_per_document({name: (of.tokens, of.documents) for name, of in amounts.items()})
     text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
     recipe = with_budget(recipe, text)
     asked = full_phases(recipe)
@@ -148,8 +149,7 @@ def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> li
     drawn = sum(phase.steps * phase.tokens_per_step for phase in of_phase)
     rows = []
     for name, weight in mixture.items():
-        share = weight / sum(mixture.values())
-        times = float(read[name][0])
+        share, times = weight / sum(mixture.values()), float(read[name][0])
         rows.append(PhaseRow(number, name, share, share * sequences, round(share * drawn), times))
     return rows
 
@@ -172,10 +172,7 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False
     share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
-    ready = {
-        name: SourceAmount(tokens, round(tokens * BYTES_PER_TOKEN))
-        for name, tokens in ready_tokens(recipe).items()
-    }
+    ready = {name: SourceAmount(of, round(of * BYTES_PER_TOKEN)) for name, of in ready_tokens(recipe).items()}
     cleaned = read_counts(run_folder / "corpus", CorpusCounts)
     if cleaned is not None and cleaned.sources:
         tokenizer = read_counts(run_folder / "tokenizer", TokenizerCounts)
@@ -189,14 +186,12 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         } | ready
         return estimated, f"clean text of {run_folder / 'corpus'}, {how}", True
     raw = {
-        source.name: _raw_bytes(source, run_folder / "raw" / source.name)
+        source.name: _estimate(share * _raw_bytes(source, run_folder / "raw" / source.name), per_token, None)
         for source in recipe.corpus.of_raw_text.sources
     }
-    estimated = {name: _estimate(share * size, per_token, None) for name, size in raw.items()}
-    estimated |= ready
     if not raw:
-        return estimated, "ready token files", False
-    return estimated, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
+        return ready, "ready token files", False
+    return raw | ready, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
 
 
 def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -> SourceAmount:
@@ -221,9 +216,6 @@ def _raw_bytes(source: Source, fetched: Path) -> float:
             "this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
             "downloads it, then `kielo plan data RECIPE`"
         )
-    files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]
-    return sum(
-        file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst", ".parquet") else 1)
-        for file in files
-        if file.is_file()
-    )
+    found = (file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*")))
+    packed = dict.fromkeys((".gz", ".zst", ".parquet"), COMPRESSION)
+    return sum(file.stat().st_size * packed.get(file.suffix, 1) for file in found if file.is_file())

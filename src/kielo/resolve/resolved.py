@@ -131,9 +131,8 @@ class Identity(RecipeIdentity):
 
     def phase_index(self, step: int) -> int:
         """Return the index in `phases` of step `step`, or the last for later steps."""
-        return next(
-            (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
-        )
+        later = (index for index, phase in enumerate(self.phases) if step <= phase.last_step)
+        return next(later, len(self.phases) - 1)
 
     def max_gradient_norm(self, index: int) -> float:
         own = self.phases[index].max_gradient_norm
