@@ -77,10 +77,10 @@ def _print_masked(scores: MaskedScores) -> None:
             f"{bits.within_word:.3f}"
         )
     if pairs := scores.minimal_pairs:
-        pair_rows = [
-            (name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
-            for name, one in {**pairs.groups, "all": pairs.all}.items()
-        ]
+        pair_rows = []
+        for name, one in {**pairs.groups, "all": pairs.all}.items():
+            shares = (f"{100 * share:.1f} %" for share in (one.token, one.within_word))
+            pair_rows.append((name, f"{one.pairs:,}", *shares))
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:
         print_text(

@@ -21,14 +21,7 @@ from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import NOT_GIVEN, Read, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
-from kielo.resolve.complete_model import (
-    KEPT_BESIDE_WEIGHTS,
-    model_of_weights_here,
-    overridden_by_tokenizer,
-    overridden_by_weights,
-    overridden_in_words,
-    size_of_ready_tokenizer,
-)
+from kielo.resolve import complete_model
 from kielo.resolve.overview import overview_of_recipe
 from kielo.resolve.resolve import case_before_text, resolve
 from kielo.resolve.rules import LAYOUT_RULES, complaints
@@ -99,9 +92,9 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
     for key, origin in read.origins.items():
         value = None if origin == NOT_GIVEN else reduce(getitem, key.split("."), content)
         values[key] = {"value": value, "origin": origin}
-    for name in overridden_by_tokenizer(read.recipe.tokenizer):
+    for name in complete_model.overridden_by_tokenizer(read.recipe.tokenizer):
         given = values[f"tokenizer.{name}"]
-        size = size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
+        size = complete_model.size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
         values[f"tokenizer.{name}"] = {"value": size, "origin": "tokenizer.path"}
         if given["origin"] != "default":
             values[f"tokenizer.{name}"]["not_in_force"] = given
@@ -110,9 +103,10 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
         values["corpus.sources"]["files"] = files
     if model.weights is None:
         return values
-    overridden, found = overridden_by_weights(model), model_of_weights_here(model)
+    overridden = complete_model.overridden_by_weights(model)
+    found = complete_model.model_of_weights_here(model)
     of_weights = found.model_dump(mode="json") if found else {}
-    for name in (name for name in type(model).model_fields if name not in KEPT_BESIDE_WEIGHTS):
+    for name in (name for name in type(model).model_fields if name not in complete_model.KEPT_BESIDE_WEIGHTS):
         given = values[f"model.{name}"]
         values[f"model.{name}"] = {"value": of_weights.get(name), "origin": "model.weights"}
         if name in overridden:
@@ -141,7 +135,7 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
             rows.append(("an idea", f"`kielo run` needs {', '.join(missing)} too"))
             recipe, filled = with_usual_training(recipe)
             rows += [("for a plan", line) for line in filled]
-        if replaced := overridden_in_words(recipe.model):
+        if replaced := complete_model.overridden_in_words(recipe.model):
             rows.append(("weights", replaced))
         if weights is not None and weights_here(weights) is None:
             return [("model", f"from {weights}, which `kielo train` fetches"), *rows]

@@ -264,10 +264,8 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
     for kind, became in ((FOREIGN_DROPPED, "dropped"), (FOREIGN_KEPT, "kept")):
         if number := total[kind, ""]:
             lines = [line for tally in own for line in tally.first_examples(raw.name, kind, NUM_EXAMPLES)]
-            yield (
-                f"{raw.name}: {number:,} lines with letters of another script {became}, "
-                f"e.g. {' | '.join(lines)}"
-            )
+            said = f"{number:,} lines with letters of another script {became}"
+            yield f"{raw.name}: {said}, e.g. {' | '.join(lines)}"
 
 
 def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
@@ -278,10 +276,8 @@ def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice
         if row.bytes or row.documents
     ]
     for kind, shares in table.items():
-        lines.append(
-            f"  share of {kind} at each language threshold: "
-            + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items())
-        )
+        shown = "  ".join(f"{threshold}: {share:.1%}" for threshold, share in shares.items())
+        lines.append(f"  share of {kind} at each language threshold: {shown}")
     lines.append(advice)
     return "\n".join(lines)
 

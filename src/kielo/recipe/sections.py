@@ -124,7 +124,7 @@ class Source(Section):
     """Ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, nanotron's
     NAME.ds, or a folder or pattern of them."""
     tokens_dtype: Literal["uint16", "uint32"] | None = None
-    """Type of the ids in .npy and .ds files. Default: uint16 if the vocabulary fits. Only with tokens."""
+    """Type of ids in .npy and .ds files without one. Default: uint16 if the vocabulary fits. Only with tokens."""
     text_field: str = ""
     """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
     or "conversations"."""
@@ -261,7 +261,8 @@ class CodeFilters(Section):
     """
 
     languages: tuple[str, ...] = ()
-    """Languages to keep, by file extension. Default: all. Only with a source of code that is cleaned."""
+    """Programming languages to keep, by file extension. Default: all. Only with a source of code that is
+    cleaned."""
     max_line_characters: PositiveInt = 1000
     """Characters of the longest line that a file can have. Only with a source of code that is cleaned."""
     max_mean_line_characters: PositiveFloat = 100.0
@@ -295,13 +296,15 @@ class Corpus(Section):
     min_line_characters: int = Field(10, ge=0)
     """Characters that a line must have. Only with a source of running text that is cleaned."""
     min_document_characters: int = Field(100, ge=0)
-    """Characters that a document must have in the end. Only with a source of running text that is cleaned."""
+    """Characters that a document must have after all other filters. Only with a source of running text that
+    is cleaned."""
     deduplicate_lines: bool = True
     """Whether the first of equal lines alone is kept. Only with a source of running text that is cleaned."""
     deduplicate_documents: bool = True
     """Whether only the first of equal documents of the corpus is kept. Only with a source of raw text."""
     max_document_bytes: PositiveInt = 10_000_000
-    """Bytes of the longest line, page or cell, decompressed. A longer record is bad. Only with raw text."""
+    """Bytes of the longest line, page or cell, as stored but decompressed. A longer record is bad. Only with
+    raw text."""
     max_bad_share: float = Field(0.01, ge=0, le=1)
     """Share of bad records of a source that are skipped; more are an error. One bad record in ten or more is
     always skipped, unless this is 0. Only with a source of raw text."""
@@ -353,7 +356,7 @@ class Tokenizer(Section):
     """Share of texts in which a ready tokenizer can lack a character. Only with path or extend, for decoders,
     which could never write it."""
     bos: AsTokenizer = "auto"
-    """Whether its bos_token is before each text, in training too. auto: as its post-processor does."""
+    """Whether a bos_token begins each text, in training too. auto: as the tokenizer's post-processor does."""
     eos: AsTokenizer = "auto"
     """Whether the tokenizer puts end-of-text after each text. auto: as its post-processor does. Documents of
     the training always end with it."""
@@ -389,7 +392,8 @@ class Dataset(DatasetIdentity):
     heldout_share: float = Field(0.02, gt=0, lt=0.5)
     """Share of documents that are held out, by hash of the text."""
     mixture: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Source name → weight: its share of the tokens (or documents: mixture_unit). Default: by temperature."""
+    """Source name → weight: its share of the tokens (or documents: mixture_unit). Default: by tokens and
+    temperature."""
     mixture_unit: Literal["tokens", "documents"] = "tokens"
     """Unit of the weights: tokens, or documents as in interleave_datasets of Hugging Face's datasets, which
     gives sources of long documents more of the tokens. Only with a mixture."""

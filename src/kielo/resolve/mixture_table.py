@@ -20,20 +20,10 @@ from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe, Source
+from kielo.resolve import text as texts
 from kielo.resolve.planned_phases import epochs, plan_phases
 from kielo.resolve.resolved import PlannedPhase
 from kielo.resolve.rules import StepCase, Steps, complaints, mixture_has_text, repeats_of_sources
-from kielo.resolve.text import (
-    Text,
-    allowed_epochs,
-    blocks_as_they_are,
-    mixture_of,
-    packed_sequences,
-    ready_tokens,
-    sequences_by_length,
-    tokens_per_document,
-    with_budget,
-)
 
 WORTH_OF_REPEATS = 15.387756  # r above, from the authors' code
 BYTES_PER_TOKEN = 4.0  # typical, for text without a tokenizer
@@ -105,17 +95,17 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     tokens = {name: amount.tokens for name, amount in amounts.items()}
     # Only the budget looks at these facts. A hash that is not empty says that the text is not imagined.
     packing = _packing(recipe, run_folder / "tokens")
-    by_length = sequences_by_length(packing) if packing else {}
+    by_length = texts.sequences_by_length(packing) if packing else {}
     if recipe.dataset.packing == "as_is":
-        by_length = blocks_as_they_are(recipe, tokens)
-    lengths = tokens_per_document({name: (of.tokens, of.documents) for name, of in amounts.items()})
-    text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
-    recipe = with_budget(recipe, text)
+        by_length = texts.blocks_as_they_are(recipe, tokens)
+    lengths = texts.tokens_per_document({name: (of.tokens, of.documents) for name, of in amounts.items()})
+    text = texts.Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
+    recipe = texts.with_budget(recipe, text)
     asked = full_phases(recipe)
     case = StepCase(recipe, asked, text, run_folder / "tokens")
     if found := complaints(case, [mixture_has_text]):
         raise KieloError("; ".join(found))
-    mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
+    mixtures = [texts.mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     too_often = complaints(replace(case, steps=Steps(phases)), [repeats_of_sources])
     phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, text)]
@@ -129,7 +119,7 @@ def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     """Return the manifest of the packed sequences, or None before they are made, and for one stream."""
     if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
-    packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
+    texts.packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
     return packing_manifest(tokens_folder)
 
 
@@ -141,7 +131,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
     return unique_tokens * (1 + WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS)))
 
 
-def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
+def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: texts.Text) -> list[PhaseRow]:
     """Return the rows of phase `number`. Its batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
@@ -158,7 +148,7 @@ def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[Phas
     mine = [row for row in rows if row.source == name]
     times, read = sum(row.epochs for row in mine), sum(row.tokens for row in mine)
     effective = round(effective_tokens(amount.tokens, times))
-    return SourceRow(name, amount, read, times, allowed_epochs(recipe, name), effective)
+    return SourceRow(name, amount, read, times, texts.allowed_epochs(recipe, name), effective)
 
 
 def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
@@ -172,7 +162,8 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False
     share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
-    ready = {name: SourceAmount(of, round(of * BYTES_PER_TOKEN)) for name, of in ready_tokens(recipe).items()}
+    tokens = texts.ready_tokens(recipe)
+    ready = {name: SourceAmount(of, round(of * BYTES_PER_TOKEN)) for name, of in tokens.items()}
     cleaned = read_counts(run_folder / "corpus", CorpusCounts)
     if cleaned is not None and cleaned.sources:
         tokenizer = read_counts(run_folder / "tokenizer", TokenizerCounts)
