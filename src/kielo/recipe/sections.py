@@ -124,7 +124,7 @@ class Source(Section):
     """Ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, nanotron's
     NAME.ds, or a folder or pattern of them."""
     tokens_dtype: Literal["uint16", "uint32"] | None = None
-    """Type of ids in .npy and .ds files without one. Default: uint16 if the vocabulary fits. Only with tokens."""
+    """Type of ids that .npy and .ds files do not store. Default: uint16 if it fits. Only with tokens."""
     text_field: str = ""
     """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
     or "conversations"."""
