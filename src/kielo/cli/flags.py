@@ -102,13 +102,8 @@ class VerbParser(_Parser):
             if names != _SETS:
                 self._takes_entry(names, text or _USUAL[names.strip("[]")])
             if names == _SETS or names.strip("[]") == "RECIPE":
-                how: dict[str, Any] = {
-                    "dest": "sets",
-                    "action": "append",
-                    "default": [],
-                    "metavar": "KEY=VALUE",
-                }
-                self.add_argument("--set", help=_USUAL[_SETS], **how)
+                how: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+                self.add_argument("--set", dest="sets", help=_USUAL[_SETS], **how)
 
     def _takes_entry(self, names: str, text: str | None) -> None:
         found = _ENTRY.fullmatch(names)

@@ -134,23 +134,32 @@ def skip_complaints(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
 
 
 def _full(recipe: Recipe, number: int, phase: Phase, given: frozenset[str] | None = None) -> FullPhase:
-    norm = recipe.train.max_gradient_norm
+    train, dataset = recipe.train, recipe.dataset
     if given is None:
         given = frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None)
-
-    def of(name: str) -> Any:
-        own = getattr(phase, name)
-        return getattr(getattr(recipe, _SECTION.get(name, "train")), name) if own is None else own
-
-    begins = number == 1 or phase.learning_rate is not None
-    rate = LearningRate(*map(of, ("learning_rate", *OF_A_SEGMENT))) if begins else None
-    common = ("tokens_per_step", "sequence_length", "mixture", "micro_batch_sequences", "trainable")
+    rate = None
+    if number == 1 or phase.learning_rate is not None:
+        rate = LearningRate(
+            _or(phase.learning_rate, train.learning_rate),
+            _or(phase.final_learning_rate_ratio, train.final_learning_rate_ratio),
+            _or(phase.schedule, train.schedule),
+            _or(phase.warmup_share, train.warmup_share),
+            _or(phase.decay_share, train.decay_share),
+        )
     return FullPhase(
-        number=number,
-        tokens=phase.tokens,
-        **{name: of(name) for name in common},
-        packing=recipe.dataset.packing,
-        learning_rate=rate,
-        given=given,
-        max_gradient_norm=None if phase.max_gradient_norm == norm else phase.max_gradient_norm,
+        number,
+        phase.tokens,
+        _or(phase.tokens_per_step, train.tokens_per_step),
+        _or(phase.sequence_length, dataset.sequence_length),
+        _or(phase.mixture, dataset.mixture),
+        dataset.packing,
+        _or(phase.micro_batch_sequences, train.micro_batch_sequences),
+        _or(phase.trainable, train.trainable),
+        rate,
+        given,
+        None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
     )
+
+
+def _or(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given
