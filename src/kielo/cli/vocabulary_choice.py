@@ -10,8 +10,17 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.cli.ideas import STAND_INS, check_nodes
 from kielo.models.families import read_hf_config
 from kielo.models.proportions import count
-from kielo.plan import vocabulary_choice as choices
 from kielo.plan.idea import usual_training
+from kielo.plan.vocabulary_choice import (
+    Advice,
+    Choice,
+    Pricing,
+    Vocabulary,
+    check_rows,
+    embedding_share,
+    kind_of,
+    recipe_tokens,
+)
 from kielo.recipe.amounts import parse_amount, short_amount
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
@@ -28,7 +37,7 @@ _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 
 def advise(
     options: argparse.Namespace, tokenizers: Mapping[str, TextTokenizer], figures: dict[str, dict[str, Any]]
-) -> choices.Advice | None:
+) -> Advice | None:
     """Return the choices between tokenizers, or None for one tokenizer, and without an amount of text.
 
     Also add the embedding's share to the figures of each tokenizer.
@@ -36,9 +45,9 @@ def advise(
     recipe, model = _recipe_and_model(options, next(iter(tokenizers.values())))
     vocabularies = _vocabularies(model, tokenizers, figures)
     for of in vocabularies:
-        figures[of.name]["embedding_share"] = choices.embedding_share(model, of.size)
+        figures[of.name]["embedding_share"] = embedding_share(model, of.size)
     relearn = None if options.relearn is None else _amount("--relearn", options.relearn)
-    tokens = choices.recipe_tokens(recipe)
+    tokens = recipe_tokens(recipe)
     if options.bytes is not None:
         text_bytes = float(_amount("--bytes", options.bytes))
     elif tokens is not None:
@@ -47,8 +56,8 @@ def advise(
         return None
     if len(vocabularies) < 2:
         return None
-    pricing = choices.Pricing(recipe, model, _nodes(options, recipe))
-    return choices.Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
+    pricing = Pricing(recipe, model, _nodes(options, recipe))
+    return Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
 
 
 def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple[Recipe, CompleteModel]:
@@ -68,22 +77,22 @@ def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple
             model = read_hf_config(resolve_weights(recipe.model.weights))
         else:
             model = complete_model(recipe, full_phases(recipe), recipe.model.vocab_size or size)
-    choices.check_rows(model, kept, size)
+    check_rows(model, kept, size)
     return recipe, model
 
 
 def _vocabularies(
     model: CompleteModel, tokenizers: Mapping[str, TextTokenizer], figures: Mapping[str, Mapping[str, Any]]
-) -> list[choices.Vocabulary]:
+) -> list[Vocabulary]:
     kept, found = next(iter(tokenizers.values())), []
     for name, tokenizer in tokenizers.items():
-        kind, of = choices.kind_of(kept, tokenizer), figures[name]
+        kind, of = kind_of(kept, tokenizer), figures[name]
         new_rows, size = 0, model.vocab_size
         if kind != "keep":
             made, size = make_row_map(kept, tokenizer, "mean"), vocabulary_size(tokenizer)
             new_rows = len(made.rows) - made.copied
         per_token, english = of["bytes_per_token"], of.get("english_tokens")
-        found.append(choices.Vocabulary(name, kind, size, per_token, new_rows, english))
+        found.append(Vocabulary(name, kind, size, per_token, new_rows, english))
     return found
 
 
@@ -110,7 +119,7 @@ def _amount(flag: str, text: str) -> int:
     return number
 
 
-def in_words(advice: choices.Advice) -> str:
+def in_words(advice: Advice) -> str:
     """Return the decision and its reason."""
     kept, best = advice.choices[0], advice.best
     unit, text = _unit(advice), format_bytes(advice.text_bytes)
@@ -128,7 +137,7 @@ def in_words(advice: choices.Advice) -> str:
     )
 
 
-def choice_rows(advice: choices.Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     """Return titles and a row for each choice; if English was measured, with its change of tokens."""
     unit, english = _unit(advice), advice.choices[0].vocabulary.english_tokens
     titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", f"{unit} for them")
@@ -145,7 +154,7 @@ def choice_rows(advice: choices.Advice) -> tuple[Sequence[str], list[tuple[str, 
     return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
 
 
-def _unit(advice: choices.Advice) -> str:
+def _unit(advice: Advice) -> str:
     return "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
 
 
@@ -155,6 +164,6 @@ def _figure(cost: float) -> str:
     return f"{cost:.3g}" if cost >= 1e6 else f"{cost:,.{0 if cost >= 100 else 1}f}"
 
 
-def choice_json(choice: choices.Choice) -> dict[str, Any]:
+def choice_json(choice: Choice) -> dict[str, Any]:
     content = asdict(choice)
     return content.pop("vocabulary") | content
