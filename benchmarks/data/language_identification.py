@@ -21,9 +21,9 @@ from pathlib import Path
 
 from kielo.artifact.manifest import write_json_atomically
 from kielo.corpus.download import fetch_debian_package
+from kielo.corpus.filters import normalise_line
 from kielo.corpus.html_text import page_text
 from kielo.corpus.language_identification import IDENTIFIERS, load_identifier
-from kielo.corpus.normalise import normalise_line
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Source
 

@@ -18,9 +18,8 @@ from kielo.dataset.pack_token_files import check_token_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
-from kielo.resolve.budget import mixture_of
 from kielo.resolve.rules import StepCase, complaints, mixture_has_text
-from kielo.resolve.text import Text, blocks_as_they_are
+from kielo.resolve.text import Text, blocks_as_they_are, mixture_of
 from kielo.tokenizer.load import decode, encode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, phase, recipe, write_corpus

@@ -76,7 +76,7 @@ def test_the_text_is_counted_in_tokens(capsys) -> None:
 def test_flags_of_layouts_are_refused(flag, capsys) -> None:
     assert main([*ASKED, "--budget", "1e22", *flag]) == 1
     assert capsys.readouterr().err == (
-        f"kielo: {flag[0]} is about layouts, and --budget about scaling laws. Fix: only one of them\n"
+        f"kielo: {flag[0]} is about layouts, and --budget about scaling laws. Fix: one of them\n"
     )
 
 

@@ -129,7 +129,7 @@ def test_hours_rates_and_own_layouts_are_asked_for(planner, capsys) -> None:
 
 def test_refusals(planner, capsys) -> None:
     for words, said in {
-        ("--nodes", "3", "--top", "0"): "--top 0: give 1 layout or more",
+        ("--nodes", "3", "--top", "0"): "--top 0: give 1 or more",
         ("--nodes", "3", "--wall-hours", "0"): "--wall-hours 0: give a number above 0",
         ("--nodes", "3", "--wall-hours", "inf"): "--wall-hours inf: give a number above 0",
         ("--nodes", "3", "--plot", "x"): "--plot draws scaling over several numbers of nodes. Fix: --nodes "

@@ -69,7 +69,7 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
 
 def test_no_steps_are_refused(capsys):
     assert main(["train", "demo_estonian", "--profile", "0"]) == 1
-    assert "--profile 0: give 1 step or more" in capsys.readouterr().err
+    assert "--profile 0: give 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--profile-ranks", "0"), ("--profile", "--profile-ranks", "0,x"),

@@ -228,9 +228,10 @@ def test_a_rehearsal_has_the_ranks_of_its_nodes(words, ranks, recipe, capsys, mo
 
 
 def test_nodes_that_a_site_lacks_are_not_rehearsed(recipe, capsys) -> None:
-    for nodes in ("0", "2979"):
+    for nodes, near in (("0", 1), ("2979", 2978)):
         assert main(["rehearse", str(recipe), "--cluster", "lumi_g", "--nodes", nodes]) == 1
-        assert capsys.readouterr().err == f"kielo: --nodes {nodes}: lumi_g has 1 to 2978 nodes\n"
+        said = f"kielo: --nodes {nodes}: lumi_g has 1 to 2978 nodes. Fix: {near}\n"
+        assert capsys.readouterr().err == said
 
 
 # --- preflight

@@ -93,8 +93,8 @@ REFUSED = {
     "--ranks 2 --restarts -1": "--restarts -1: give 0 or more, and --ranks of 2 or more",
     "--ranks 1 --restarts 2": "--restarts 2: give 0 or more, and --ranks of 2 or more",
     "--restarts 0": "--restarts 0: give 0 or more, and --ranks of 2 or more",
-    "--profile 0": "--profile 0: give 1 step or more",
-    "--measure 0": "--measure 0: give 1 step or more",
+    "--profile 0": "--profile 0: give 1 or more",
+    "--measure 0": "--measure 0: give 1 or more",
     "--profile-ranks 0": "--profile-ranks 0: give --profile, and ranks from 0 to 0, as 0,1",
     "--profile 2 --profile-ranks 1": "--profile-ranks 1: give --profile, and ranks from 0 to 0, as 0,1",
     "--ranks 3 --profile 2 --profile-ranks 0,3": "--profile-ranks 0,3: give --profile, and ranks from 0 "

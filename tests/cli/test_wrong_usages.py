@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no recipe": (["run"], "for example: kielo run demo_estonian"),
     "a verb misspelt": (["trian", "own_text"], "did you mean train?"),
     "a flag misspelt": (["train", "own_text", "--rank", "2", "--dryrun"], "did you mean --dry-run?"),
-    "no steps to profile": (["train", "own_text", "--profile", "0"], "give 1 step or more"),
+    "no steps to profile": (["train", "own_text", "--profile", "0"], "give 1 or more"),
     "a size in words": (["plan", "--params", "3 billion"], "3B, 350M"),
     "nothing to plan": (["plan"], "--params 3B"),
     "compute in words": (["plan", "--budget", "much", "--corpus", "6B"], "20000h, or FLOPs"),
@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a corpus without a budget": (["plan", "--corpus", "6B"], "--budget 20000h"),
     "a budget with layouts": (
         ["plan", "--budget", "1e22", "--corpus", "6B", "--nodes", "4"],
-        "Fix: only one of them",
+        "Fix: one of them",
     ),
     "more nodes than there are": (["plan", "poro_34b", "--nodes", "9999"], "Fix: 2978"),
     "a card that is not there": (["plan", "poro_34b", "--machine", "gone.toml"], "kielo plan calibrate"),

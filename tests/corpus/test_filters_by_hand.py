@@ -15,13 +15,13 @@ from kielo.corpus.filters import (
     DocumentLength,
     LayOutPairs,
     LineLength,
+    Normalise,
     NormaliseSides,
     NotEmpty,
     SideLanguage,
     WholePairs,
 )
 from kielo.corpus.html_text import page_text
-from kielo.corpus.normalise import Normalise
 from kielo.corpus.pipeline import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.programming_languages import (
     AlphanumericShare,
@@ -290,7 +290,7 @@ def test_a_side_is_identified_from_30_characters_on(monkeypatch):
 
     monkeypatch.setattr("kielo.corpus.language_identification.load_identifier", lambda name: Spoken())
     for side in (0, 1):
-        step = SideLanguage("x", RULE, side)
+        step = SideLanguage("x", RULE.identifier_codes, RULE.line_threshold, side)
         assert (step.codes, step.threshold, step.side) == (("et",), 0.5, side)
 
         def of(text, side=side):

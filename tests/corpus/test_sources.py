@@ -220,7 +220,7 @@ def test_a_translation_memory_that_is_cut_short_is_named(tmp_path):
     source = _parallel(tmp_path, "tmx", PAIRS)
     path = tmp_path / "p.tmx"
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(KieloError, match="p.tmx: cut short or not XML"):
+    with pytest.raises(KieloError, match="p.tmx: cut short or no XML"):
         _run(tmp_path, source)
 
 

@@ -18,7 +18,6 @@ from kielo.corpus.step import (
     effective_settings,
     language_rule,
     language_rules,
-    side_rules,
     text_fields,
 )
 from kielo.recipe.cards import language
@@ -338,7 +337,7 @@ def test_settings_of_all_sources():
     assert found["scripts"] == list(own.unicode_scripts)
     assert found["line_language_threshold"] == own.line_language_threshold["py3langid"]
     assert found["document_language_threshold"] == own.document_language_threshold["py3langid"]
-    first, second = side_rules(corpus, corpus.sources[1])
+    first, second = (language_rule(corpus, [language(code)]) for code in corpus.sources[1].language)
     assert (first.languages, second.languages) == (("en",), ("et",))
     assert list(language_rules(corpus, "fi")) == ["b"] and language_rules(corpus, "fi")["b"].languages == (
         "fi",

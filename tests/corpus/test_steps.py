@@ -15,10 +15,11 @@ from kielo.corpus.filters import (
     LineDuplicates,
     LineLanguage,
     LineLength,
+    Normalise,
     ScriptFilter,
+    normalise_line,
 )
 from kielo.corpus.language_identification import THRESHOLDS
-from kielo.corpus.normalise import Normalise, normalise_line
 from kielo.corpus.step import effective_settings, split_document
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError

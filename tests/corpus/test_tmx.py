@@ -73,7 +73,7 @@ def test_what_is_no_translation_memory_is_named_by_line(tmp_path):
     with pytest.raises(KieloError, match="line 4: not valid XML"):
         list(tmx_records(write(path, "<tu></tv>"), LANGUAGES, 1000))
     path.write_bytes(write(path, "<tu></tu>").read_bytes()[:-8])
-    with pytest.raises(KieloError, match="cut short or not XML"):
+    with pytest.raises(KieloError, match="cut short or no XML"):
         list(tmx_records(path, LANGUAGES, 1000))
 
 

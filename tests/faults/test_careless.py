@@ -44,7 +44,7 @@ REFUSED = {
         "16 data-parallel ranks", "is 8 sequences of",
     ),
     "train: a profile of nothing":
-        (["train", "tiny.toml", "--profile", "0"], "--profile", "give 1 step or more"),
+        (["train", "tiny.toml", "--profile", "0"], "--profile", "give 1 or more"),
     "plan: nothing": (["plan"], "a recipe", "no recipe and no size"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes", "has 1 to 2978 nodes"),
     "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood. Fix"),
@@ -69,7 +69,7 @@ REFUSED = {
     "plan: ranks without resolve":
         (["plan", "tiny.toml", "--ranks", "2"], "--ranks", "unrecognized arguments:"),
     "plan: top of none":
-        (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top", "give 1 layout or more"),
+        (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top", "give 1 or more"),
     "plan: negative hours":
         (["plan", "tiny.toml", "--wall-hours", "-1"], "--wall-hours", "give a number above 0"),
     "plan: no hours": (["plan", "tiny.toml", "--wall-hours", "0"], "--wall-hours", "give a number above 0"),

@@ -661,7 +661,7 @@ REFUSALS = {
     "layout": (["--set", "layout.tensor=4"], "does not make up 1 ranks", "layout.tensor"),
     "steps": (["--set", "train.tokens=5120"], "phases.1.steps: was 20, is now 40", "run/train"),
     "skipped steps": (["--set", "train.skip_steps=[[2,3]]"], "skipped different steps", "skip_steps"),
-    "profile": (["--profile", "0"], "give 1 step or more", "--profile"),
+    "profile": (["--profile", "0"], "give 1 or more", "--profile"),
 }
 
 

@@ -11,8 +11,8 @@ from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_first_language, read_recipe, shipped_recipes
-from kielo.resolve.budget import has_budget
 from kielo.resolve.resolve import resolve
+from kielo.resolve.text import has_budget
 from tests.house.checks import PACKAGE, ROOT
 from tests.resolve.test_resolve import finish_pack, finish_tokenizer
 

@@ -87,7 +87,7 @@ def test_what_does_not_go_together_in_a_card_is_refused() -> None:
         )  # fmt: skip
         assert between.environment_between_nodes == variables
     for option in ("--constraint=fast", "-C fast"):
-        with pytest.raises(ValidationError, match="in options would replace the constraint"):
+        with pytest.raises(ValidationError, match="in options replaces the constraint"):
             cards.Jobs(
                 partitions=jobs["partitions"], options=[option],
                 sources={one: sources[one] for one in ("partitions", "options")},

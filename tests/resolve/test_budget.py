@@ -4,8 +4,7 @@ import pytest
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.resolve.budget import check_budget, check_text_suffices, has_budget, with_budget
-from kielo.resolve.text import Text
+from kielo.resolve.text import Text, check_budget, check_text_suffices, has_budget, with_budget
 
 OWN = ["corpus.sources=fi.txt,en.txt", "train.tokens_per_step=1024", "dataset.sequence_length=256",
        "dataset.max_epochs=2"]  # fmt: skip

@@ -12,12 +12,11 @@ from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
-from kielo.resolve.budget import num_sequences, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
 from kielo.resolve.planned_phases import plan_phases
 from kielo.resolve.resolve import resolve
 from kielo.resolve.rules import StepCase, Steps, complaints, repeats_of_sources
-from kielo.resolve.text import Text
+from kielo.resolve.text import Text, num_sequences, weights_by_tokens
 
 OWN = ["corpus.sources=fi.txt,en.txt,code.txt", "train.tokens_per_step=2048", "dataset.sequence_length=256"]
 TOKENS = {"fi": 80_001, "en": 20_001, "code": 5_001}

@@ -5,10 +5,9 @@ import pytest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
-from kielo.resolve.budget import check_text_suffices
 from kielo.resolve.overview import Overview, amount, overview_of_recipe, overview_of_run
 from kielo.resolve.resolve import resolve
-from kielo.resolve.text import Text, imagined_text
+from kielo.resolve.text import Text, check_text_suffices, imagined_text
 
 # The published numbers of parameters, in billions, and how exactly they were published.
 PUBLISHED = {

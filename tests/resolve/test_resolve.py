@@ -19,10 +19,10 @@ from kielo.recipe import cards
 from kielo.recipe.cards import clusters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.budget import num_sequences
 from kielo.resolve.resolve import consent, resolve
 from kielo.resolve.resolved import read, write
 from kielo.resolve.software import Software, file_stall_seconds
+from kielo.resolve.text import num_sequences
 from kielo.tokenizer import load
 
 VOCABULARY = 300

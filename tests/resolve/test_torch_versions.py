@@ -1,5 +1,6 @@
 """The table of what each torch runs: complaints name versions and ways out, and the docs show the table."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from kielo.models.families import complete
 from kielo.plan.remedies import speed_advice
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.software import TRIED, as_tried, table
+from kielo.resolve.software import COMPILED_SPLIT_BACKWARD, SCHEDULE_LIMITS, TRIED, as_tried
 from tests.resolve.rule_cases import layout_complaints
 
 MODEL = complete(Model(
@@ -16,6 +17,14 @@ MODEL = complete(Model(
 ), 4096)  # fmt: skip
 V = {"pipeline": 2, "pipeline_schedule": "zbv"}
 SHARED = {"tensor": 2, "compile": True}
+
+
+def table() -> Iterator[str]:
+    yield f"| | {' | '.join(TRIED)} | otherwise |"
+    yield "|---" * (len(TRIED) + 2) + "|"
+    for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
+        marks = ("yes" if version in limit.works_on else "no" for version in TRIED)
+        yield f"| `{limit.what}` | {' | '.join(marks)} | {limit.otherwise} |"
 
 
 def complaints(version: str, **layout) -> list[str]:

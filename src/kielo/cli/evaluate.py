@@ -7,22 +7,20 @@ from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.artifact.lease import held
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.stages import late, results
 
 
-def evaluate_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
-    parser.add_argument(
-        "model", metavar="MODEL", help="recipe or run folder (its newest checkpoint), or Hugging Face folder"
-    )
-    takes_recipe(parser, nargs="?")
-    parser.add_argument("--json", action="store_true")
-
-
+@takes("""
+    $ kielo evaluate demo_estonian
+    $ kielo evaluate runs/demo_estonian/hf demo_estonian
+    MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
+    [RECIPE]
+    --json
+""")
 def evaluate(options: argparse.Namespace) -> None:
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
@@ -79,10 +77,10 @@ def _print_masked(scores: MaskedScores) -> None:
             f"{bits.within_word:.3f}"
         )
     if pairs := scores.minimal_pairs:
-        pair_rows = [
-            (name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
-            for name, one in {**pairs.groups, "all": pairs.all}.items()
-        ]
+        pair_rows = []
+        for name, one in {**pairs.groups, "all": pairs.all}.items():
+            shares = (f"{100 * share:.1f} %" for share in (one.token, one.within_word))
+            pair_rows.append((name, f"{one.pairs:,}", *shares))
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:
         print_text(

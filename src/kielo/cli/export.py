@@ -9,7 +9,7 @@ from typing import Any
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME, run_around
 from kielo.artifact.manifest import read_manifest
-from kielo.cli.flags import VerbParser, examples, takes_sets
+from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion, place
@@ -19,35 +19,19 @@ from kielo.report.model_card import loading_call
 from kielo.stages.results import export_checkpoint, newest_checkpoint
 
 
-def export_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo export demo_estonian --to my_model",
-        "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
-    )
-    parser.takes("""
-        CHECKPOINT  folder of a checkpoint, or a recipe or a run folder (its newest complete checkpoint)
-    """)
-    takes_sets(parser)
-    parser.add_argument(
-        "--to",
-        required=True,
-        metavar="DIR",
-        help="folder to make; the same command continues an interrupted export",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("source", "fp32", "bf16", "fp16"),
-        help="dtype of the weights; source: names and dtypes of the first weights. Default: source if the "
-        "run began from weights, else fp32",
-    )
-    parser.add_argument(
-        "--max-shard-gb", type=float, metavar="GB", help="largest size of a weights file; default: 5"
-    )
-    parser.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-
-
+@takes("""
+    $ kielo export demo_estonian --to my_model
+    $ kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16
+    CHECKPOINT                       folder of a checkpoint, or a recipe or a run folder (its newest complete
+                                     checkpoint)
+    --set KEY=VALUE
+    --to DIR!                        folder to make; the same command continues an interrupted export
+    --dtype {source,fp32,bf16,fp16}  dtype of the weights; source: names and dtypes of the first weights.
+                                     Default: source if the run began from weights, else fp32
+    --max-shard-gb GB:float          largest size of a weights file; default: 5
+    --tokenizer DIR                  folder with a tokenizer.json; default: the run's
+    --json                           print the summary as JSON
+""")
 def export(options: argparse.Namespace) -> None:
     to = place(options.to)
     if Path(options.to).name in ("", ".."):
@@ -55,13 +39,11 @@ def export(options: argparse.Namespace) -> None:
     with keep_stdout_for_json(options.json):
         checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
-        size = {}
-        if options.max_shard_gb is not None:
-            if not 0 < options.max_shard_gb < math.inf:
-                raise KieloError(
-                    f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual"
-                )
-            size["max_shard_bytes"] = int(options.max_shard_gb * 1e9)
+        size, most = {}, options.max_shard_gb
+        if most is not None:
+            if not 0 < most < math.inf:
+                raise KieloError(f"--max-shard-gb {most:g}: give a number above 0; 5 is usual")
+            size["max_shard_bytes"] = int(most * 1e9)
         model = export_checkpoint(
             checkpoint, to, tokenizer_folder, recipe, dtype=options.dtype, is_replacing=False, **size
         )

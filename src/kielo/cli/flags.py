@@ -5,11 +5,35 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-_RECIPE_HELP = "path of a recipe, name of a shipped recipe (see `kielo recipes`), or run folder"
+from kielo.recipe.errors import KieloError
+
+_SETS = "--set KEY=VALUE"
+# Entries of a verb's table that need no text.
+_USUAL = {
+    "RECIPE": "path of a recipe, name of a shipped recipe (see `kielo recipes`), or run folder",
+    _SETS: "change one value, as --set train.tokens=1000000; may be repeated",
+    "--json": None,
+}
+_ENTRY = re.compile(r"(?P<flag>--[\w-]+)?\s?(?P<value>.*?)(?P<marks>\.\.\.|!)?(?: as (?P<dest>\w+))?")
 _HELP_COLUMNS = 80
+
+Handler = Callable[[Namespace], int | None]
+_TABLES: dict[tuple[str, str], str] = {}  # (module, name) of a handler → the table of its verb
+
+
+def takes(table: str) -> Callable[[Handler], Handler]:
+    """Give a handler the examples, arguments and flags of its verb (see `VerbParser.takes`)."""
+
+    def with_table(handler: Handler) -> Handler:
+        _TABLES[handler.__module__, handler.__name__] = table
+        return handler
+
+    return with_table
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 class VerbParser(_Parser):
     """The parser of one verb. `handler` is "module:function" below kielo.cli.
 
-    A function beside the handler, with its name and "_flags", takes this parser and declares the flags.
+    The handler has a table of its flags (`takes`). Or a function with its name and "_flags" declares them.
     """
 
     def __init__(self, *, handler: str, **options: Any) -> None:
@@ -45,35 +69,68 @@ class VerbParser(_Parser):
     def declare_flags(self) -> None:
         """Declare the flags and the subverbs. Import the file of the handler."""
         module, function = self._handler.split(":")
-        getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
+        there = importlib.import_module("kielo.cli." + module)
+        if table := _TABLES.get((there.__name__, function)):
+            self.takes(table)
+        else:
+            getattr(there, function + "_flags")(self)
 
     def takes(self, table: str) -> None:
-        """Declare flags and arguments, an entry each: names, two spaces or more, and help.
+        """Declare what a table says: examples after "$ ", then flags and arguments.
 
-        "--json" is a switch. "--nodes N:int=1" has a value with its type and default. "--profile [N:int=10]"
-        without a value means 10. "RECIPE" is an argument, and "[FILE]" an optional argument.
+        An entry has names, two spaces or more, and help. "--json" is a switch. "--nodes N:int=1" has a value
+        with its type and default; a count is an int from 1 on. "--profile [N:int=10]" without a value means
+        10. "--dtype {fp32,bf16}" has choices, "--to DIR!" is required, "--parallel FILE ENGLISH" has two
+        values, "--case NAME... as cases" may be repeated, as `options.cases`. "RUN" is an argument, "[FILE]"
+        may be left out, "RUN..." are one or more.
         """
-        entries: list[list[str]] = []
-        for line in table.strip().splitlines():
-            names, gap, text = line.strip().partition("  ")
-            if gap:
-                entries.append([names, text.strip()])
+        commands: list[str] = []
+        entries: list[tuple[str, str]] = []
+        for line in filter(None, map(str.strip, table.splitlines())):
+            names, gap, text = line.partition("  ")
+            if line.startswith("$ "):
+                commands.append(line.removeprefix("$ "))
+            elif gap or names.strip("[]") in _USUAL:
+                entries.append((names, text.strip()))
             else:
-                entries[-1][1] += f" {names}"
+                entries[-1] = (entries[-1][0], f"{entries[-1][1]} {line}")
+        if commands:
+            self.commands, title = commands, "example: "
+            indent = " " * len(title)
+            self.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
         for names, text in entries:
-            *flag, value = re.fullmatch(r"(--[\w-]+)?\s?(.*)", names).groups()  # type: ignore[union-attr]
-            is_optional, (value, has_default, default) = value[:1] == "[", value.strip("[]").partition("=")
-            metavar, _, type_name = value.partition(":")
-            if not metavar:
-                self.add_argument(*flag, action="store_true", help=text)
-                continue
-            convert = {"int": int, "float": float}.get(type_name, str)
-            how: dict[str, Any] = {"metavar": metavar, "type": convert, "help": text}
-            if is_optional:
-                how["nargs"] = "?"
-            if has_default:
-                how["const" if is_optional else "default"] = convert(default)
-            self.add_argument(flag[0] or metavar.lower(), **how)
+            if names != _SETS:
+                self._takes_entry(names, text or _USUAL[names.strip("[]")])
+            if names == _SETS or names.strip("[]") == "RECIPE":
+                how: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+                self.add_argument("--set", dest="sets", help=_USUAL[_SETS], **how)
+
+    def _takes_entry(self, names: str, text: str | None) -> None:
+        found = _ENTRY.fullmatch(names)
+        assert found is not None
+        flag, value, marks, dest = found.group("flag", "value", "marks", "dest")
+        how: dict[str, Any] = {"help": text} | ({"dest": dest} if dest and flag else {})
+        if not value:
+            self.add_argument(flag, action="store_true", **how)
+            return
+        is_optional, (value, has_default, default) = value[0] == "[", value.strip("[]").partition("=")
+        metavar, _, type_name = value.partition(":")
+        if value[0] == "{":
+            how["choices"] = tuple(value.strip("{}").split(","))
+        elif " " in metavar:
+            how |= {"metavar": tuple(metavar.split()), "nargs": 2}
+        else:
+            types = {"int": int, "float": float, "path": Path, "count": _count_of(flag)}
+            how |= {"metavar": metavar, "type": types.get(type_name, str)}
+        if marks == "!":
+            how["required"] = True
+        elif marks:
+            how |= {"action": "append"} if flag else {"nargs": "+"}
+        if is_optional:
+            how["nargs"] = "?"
+        if has_default:
+            how["const" if is_optional and flag else "default"] = how["type"](default)
+        self.add_argument(flag or dest or metavar.lower(), **how)
 
     def has_subverbs(self, dest: str, subverbs: Mapping[str, tuple[str, str]]) -> None:
         """Require a subverb, each with a parser of its own: name → (handler, summary)."""
@@ -177,15 +234,6 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
 
 
-def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Show these commands at the end of `--help`. A long command continues after a \\."""
-    title = "example: "
-    if isinstance(parser, _Parser):
-        parser.commands = commands
-    indent = " " * len(title)
-    parser.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
-
-
 def _folded(command: str, indent: str) -> str:
     """Return the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as for a shell."""
     first, *others = re.split(r" (?=--|&& )", command)
@@ -196,17 +244,11 @@ def _folded(command: str, indent: str) -> str:
     return f" \\\n{indent}".join(lines)
 
 
-def takes_recipe(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP, nargs=nargs)
-    takes_sets(parser)
+def _count_of(flag: str) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if (number := int(text)) < 1:
+            raise KieloError(f"{flag} {number}: give 1 or more")
+        return number
 
-
-def takes_sets(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one value, as --set train.tokens=1000000; may be repeated",
-    )
+    count.__name__ = "int"  # in argparse's messages
+    return count

@@ -1,11 +1,13 @@
 """Recipes of `kielo plan` and `kielo rehearse`: an idea needs no text, no name and no token budget."""
 
 import argparse
+import sys
+from collections.abc import Collection
 from typing import Any
 
-from kielo.cli.flags import VerbParser, takes_recipe
 from kielo.plan.idea import with_usual_training
-from kielo.recipe.errors import KieloError
+from kielo.recipe.cards import Cluster
+from kielo.recipe.errors import KieloError, print_text
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 
@@ -13,21 +15,23 @@ from kielo.recipe.sections import Recipe
 STAND_INS: dict[str, Any] = {"name": "idea", "language": "en", "corpus": {"sources": ["text"]}}
 
 
-def takes_idea(parser: VerbParser) -> None:
-    """Declare an optional RECIPE, and the flags that change it."""
-    takes_recipe(parser, nargs="?")
-    parser.takes("""
-        --params SIZE  size of the model, such as 3B, in the usual proportions; enough without RECIPE
-    """)
+TAKES_IDEA = """
+    [RECIPE]
+    --params SIZE  size of the model, such as 3B, in the usual proportions; enough without RECIPE
+"""
 
 
-def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple[Recipe, list[str]]:
+def with_flags(options: argparse.Namespace, **keys: str | None) -> list[str]:
+    """Return the recipe's changes by --set, and by flags whose values are `keys`."""
+    return [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
+
+
+def read_idea(options: argparse.Namespace, **keys: str | None) -> Recipe:
     """Read RECIPE, which may be a [model] alone, with --set, --params and `keys`.
 
-    Also return lines on the values that were filled in. Raise KieloError if nothing was given.
+    Also say on stderr which values were filled in. Raise KieloError if nothing was given.
     """
-    params = getattr(options, "params", None)
-    sets = [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
+    params, sets = getattr(options, "params", None), with_flags(options, **keys)
     if params is not None:
         if not params.strip():
             raise KieloError(f"--params {params!r}: give a number of parameters, such as 350M or 3B")
@@ -36,4 +40,15 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple[Recipe, 
         raise KieloError(
             "no recipe and no size. Fix: a recipe (see `kielo recipes`), or --params 3B --cluster lumi_g"
         )
-    return with_usual_training(read_recipe(options.recipe, sets, STAND_INS).recipe)
+    recipe, lines = with_usual_training(read_recipe(options.recipe, sets, STAND_INS).recipe)
+    for line in lines:
+        print_text(line, sys.stderr)
+    return recipe
+
+
+def check_nodes(given: int | str, numbers: Collection[int], site: Cluster) -> None:
+    """Refuse numbers of nodes that the site does not have. `given` is the value of --nodes."""
+    for number in (min(numbers), max(numbers)):
+        if not 1 <= number <= site.nodes:
+            near = min(max(number, 1), site.nodes)
+            raise KieloError(f"--nodes {given}: {site.name} has 1 to {site.nodes} nodes. Fix: {near}")

@@ -11,23 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import takes
 from kielo.cli.init_from import free_name, recipe_from
 from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
-from kielo.plan.idea import UsualTraining, tokens_of_device_hours, usual_training
+from kielo.plan.idea import tokens_of_device_hours, usual_training
+from kielo.recipe import cards
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
-from kielo.recipe.cards import (
-    Cluster,
-    a_new_card,
-    accelerator,
-    cluster,
-    clusters,
-    is_own_card,
-    language,
-    languages,
-)
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
@@ -49,40 +40,29 @@ class Answers:
     language: str
     sources: tuple[str, ...]
     parameters: int
-    site: Cluster
+    site: cards.Cluster
     tokens: int | None
     model_type: str
     machine: str
 
 
-def init_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo init",
-        "kielo init --language Finnish --params 3B --cluster lumi --budget 60B",
-        "kielo init --language fi --text my_text.txt,more.jsonl.zst",
-        "kielo init --from demo_estonian --params 20M",
-        "kielo init --from runs/demo_estonian --text more.txt",
-    )
-    parser.takes("""
-        [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
-        --language LANGUAGE      a language or its code (see `kielo languages`)
-        --text PATHS             files or folders of text, separated by commas; may come later
-        --params SIZE            number of parameters, such as 350M or 3B
-        --cluster CLUSTER        cluster card (see `kielo clusters`); default: laptop
-        --budget BUDGET          tokens, such as 60B, or device-hours, such as "20000h"; default: usual for
-                                 the size
-        --model-type MODEL_TYPE  family of the model; default: llama
-    """)
-    parser.add_argument(
-        "--from",
-        dest="base",
-        metavar="BASE",
-        help="a recipe to vary, or the folder of a finished run whose weights to continue; the other flags "
-        "change its values",
-    )
-
-
+@takes("""
+    $ kielo init
+    $ kielo init --language Finnish --params 3B --cluster lumi --budget 60B
+    $ kielo init --language fi --text my_text.txt,more.jsonl.zst
+    $ kielo init --from demo_estonian --params 20M
+    $ kielo init --from runs/demo_estonian --text more.txt
+    [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
+    --language LANGUAGE      a language or its code (see `kielo languages`)
+    --text PATHS             files or folders of text, separated by commas; may come later
+    --params SIZE            number of parameters, such as 350M or 3B
+    --cluster CLUSTER        cluster card (see `kielo clusters`); default: laptop
+    --budget BUDGET          tokens, such as 60B, or device-hours, such as "20000h"; default: usual for the
+                             size
+    --model-type MODEL_TYPE  family of the model; default: llama
+    --from BASE as base      a recipe to vary, or the folder of a finished run whose weights to continue; the
+                             other flags change its values
+""")
 def init(options: argparse.Namespace) -> int:
     if options.base is not None:
         return _init_from(options)
@@ -120,13 +100,11 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         changes["model"] = {"params": short_amount(_size(options.params))}
     if options.model_type is not None:
         changes.setdefault("model", {})["model_type"] = options.model_type
-    if options.budget is not None:
+    if (budget := options.budget) is not None:
         try:
-            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", options.budget))}
+            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", budget))}
         except ValueError:
-            raise KieloError(
-                f"--budget {options.budget}: beside --from give tokens. Fix: --budget 60B"
-            ) from None
+            raise KieloError(f"--budget {budget}: beside --from give tokens. Fix: --budget 60B") from None
     return changes
 
 
@@ -158,9 +136,8 @@ def _asked(options: argparse.Namespace) -> Answers:
     Raise KieloError for a wrong flag. A wrong answer on a terminal repeats the question.
     """
     code = _answer(options.language, "Which language?", None, "--language", _language)
-    text = _answer(
-        options.text, "Where is the text (files or folders, separated by commas)?", "", "--text", _sources
-    )
+    question = "Where is the text (files or folders, separated by commas)?"
+    text = _answer(options.text, question, "", "--text", _sources)
     machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
     size = _answer(options.params, "How many parameters?", usual, "--params", _size)
@@ -173,7 +150,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     )
     if tokens is None and site.name != "laptop":
         tokens = usual_training(size).tokens
-    name = f"{language(code).name.split()[0].lower()}_{short_amount(size).lower().replace('.', '_')}"
+    name = f"{cards.language(code).name.split()[0].lower()}_{short_amount(size).lower().replace('.', '_')}"
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
         name = _name_of(options.file) or name
@@ -204,18 +181,18 @@ def _answer(
 
 
 def _language(given: str) -> str:
-    return _meant(given, {code: [language(code).name] for code in languages()}, "language")
+    return _meant(given, {code: [cards.language(code).name] for code in cards.languages()}, "language")
 
 
-def _cluster(given: str) -> tuple[str, Cluster]:
+def _cluster(given: str) -> tuple[str, cards.Cluster]:
     """Return the cluster card, and its name or path for the recipe."""
-    if is_own_card(given):
-        return given, cluster(given)
+    if cards.is_own_card(given):
+        return given, cards.cluster(given)
     try:
-        name = _meant(given, {name: [] for name in clusters()}, "machine")
+        name = _meant(given, {name: [] for name in cards.clusters()}, "machine")
     except KieloError as error:
-        raise KieloError(f"{error}; {a_new_card(given)}") from None
-    return name, cluster(name)
+        raise KieloError(f"{error}; {cards.a_new_card(given)}") from None
+    return name, cards.cluster(name)
 
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
@@ -260,14 +237,14 @@ def _shape(size: int, model_type: str) -> CompleteModel:
     return complete(with_shape(model), usual.sequence_length)
 
 
-def _budget(given: str, size: int, site: Cluster) -> int | None:
+def _budget(given: str, size: int, site: cards.Cluster) -> int | None:
     """Return tokens, or None for an empty answer."""
     if not given.strip():
         return None
     try:
         hours = parse_device_hours(given)
         if hours is not None:
-            peak = accelerator(site.accelerator).peak_tflops.get("bf16")
+            peak = cards.accelerator(site.accelerator).peak_tflops.get("bf16")
             if peak is None:
                 raise KieloError(
                     f"no card has the peak speed of a device of {site.name}. Fix: --budget 60B, in tokens"
@@ -284,15 +261,16 @@ def recipe_text(answers: Answers) -> str:
     """Return the commented recipe."""
     usual = usual_training(answers.parameters, answers.tokens)
     model = _shape(answers.parameters, answers.model_type)
-    step = _step(answers, usual)
+    # Steps are small if an unknown amount of text is the budget.
+    step = usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
     epochs, every = (8, 200) if answers.site.name == "laptop" else (4, 500)
-    machine = json.dumps(answers.machine, ensure_ascii=False)
+    machine, size = json.dumps(answers.machine, ensure_ascii=False), short_amount(answers.parameters)
     heads = f"{model.num_attention_heads} heads, {model.num_key_value_heads} of keys and values"
     return f"""#:schema {SCHEMA_FILE}
 # Made by `kielo init`. Every key has a default: `kielo show` prints all values and their origins.
 name = "{answers.name}"  # the run is stored in runs/{answers.name}
 language = "{answers.language}"
-description = "{_described(answers)}"
+description = "{answers.model_type}, {size}, {cards.language(answers.language).name}"
 cluster = {machine}  # for plans, and for MFU
 
 {_corpus_text(answers)}
@@ -307,7 +285,7 @@ max_epochs = {epochs}  # at most, for each text (Muennighoff et al. 2023)
 # MLP {model.intermediate_size:,}. For another shape give these keys in place of `params`.
 [model]
 model_type = "{answers.model_type}"
-params = "{short_amount(answers.parameters)}"
+params = "{size}"
 
 [train]
 {_tokens_text(answers, step)}
@@ -322,15 +300,6 @@ every_steps = {every}
 # tensor = 1
 # pipeline = 1
 """
-
-
-def _step(answers: Answers, usual: UsualTraining) -> int:
-    """Return the tokens of a step: few if an unknown amount of text is the budget."""
-    return usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
-
-
-def _described(answers: Answers) -> str:
-    return f"{answers.model_type}, {short_amount(answers.parameters)}, {language(answers.language).name}"
 
 
 def _corpus_text(answers: Answers) -> str:

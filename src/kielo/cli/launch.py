@@ -1,23 +1,16 @@
 """`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, submitted."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.job_paths import job_paths
-from kielo.launch.job_plan import (
-    JobPlan,
-    Wishes,
-    check_job_count,
-    check_ready,
-    network_needed,
-    plan_jobs,
-)
+from kielo.launch.job_plan import JobPlan, Wishes, check_job_count, check_ready, network_needed, plan_jobs
 from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder, waiting_job, write_ladder
 from kielo.launch.launch_folder import (
     launch_of,
@@ -35,45 +28,34 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 
 
-def launch_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
-        "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
-        "kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8",
-        "kielo launch my_recipe.toml --account project_462000000 --pack 16",
-    )
-    takes_recipe(parser)
-    parser.takes("""
-        --cluster CLUSTER    cluster card (see `kielo clusters`), or your own file; default: the recipe's
-        --nodes N:int        number of nodes; default: the first of the recipe's nodes
-        --ladder N,N         measure ten steps of the best layouts on each of these numbers of nodes:
-                             1,2,4,8
-        --pack N:int         pack the text in N jobs of one node each, and join it in another job; train
-                             nothing
-        --account PROJECT    project that the site bills
-        --dry-run            write the folder, and submit nothing
-        --partition NAME     queue (or its QOS); default: the site's usual queue
-        --hours H:float      time of a job; default: the queue's longest
-        --jobs N:int         jobs in the chain; default: a fifth more than forecast, at most 20
-        --layout LAYOUT      (part of) a layout's name by `kielo plan`; default: the recipe's
-        --spares N:int=0     additional nodes, to replace nodes that are left out
-        --grace SECONDS:int  time to save before the end of a job; default: by the forecast
-        --torchrun           start one torchrun a node, in place of one task a device
-        --preflight          check the nodes first in each job (see `kielo preflight`)
-        --container IMAGE    container image with torch, or none; default: the site's
-        --venv DIR           virtual environment with Kielo, inside the container if there is one
-        --site DIR           folder with the image and environment of `kielo site`; default: sites/CLUSTER
-        --json               print the launch as JSON
-    """)
-
-
+@takes("""
+    $ kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run
+    $ kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5
+    $ kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8
+    $ kielo launch my_recipe.toml --account project_462000000 --pack 16
+    RECIPE
+    --cluster CLUSTER      cluster card (see `kielo clusters`), or your own file; default: the recipe's
+    --nodes N:int          number of nodes; default: the first of the recipe's nodes
+    --ladder N,N           measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8
+    --pack N:count         pack the text in N jobs of one node each, and join it in another job; train nothing
+    --account PROJECT      project that the site bills
+    --dry-run              write the folder, and submit nothing
+    --partition NAME       queue (or its QOS); default: the site's usual queue
+    --hours H:float        time of a job; default: the queue's longest
+    --jobs N:count         jobs in the chain; default: a fifth more than forecast, at most 20
+    --layout LAYOUT        (part of) a layout's name by `kielo plan`; default: the recipe's
+    --spares N:int=0       additional nodes, to replace nodes that are left out
+    --grace SECONDS:count  time to save before the end of a job; default: by the forecast
+    --torchrun             start one torchrun a node, in place of one task a device
+    --preflight            check the nodes first in each job (see `kielo preflight`)
+    --container IMAGE      container image with torch, or none; default: the site's
+    --venv DIR             virtual environment with Kielo, inside the container if there is one
+    --site DIR             folder with the image and environment of `kielo site`; default: sites/CLUSTER
+    --json                 print the launch as JSON
+""")
 def launch(options: argparse.Namespace) -> int:
     given = [f"cluster={options.cluster}"] if options.cluster else []
     recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
-    for flag, number in (("--jobs", options.jobs), ("--grace", options.grace)):
-        if number is not None and number < 1:
-            raise KieloError(f"{flag} {number}: give 1 or more")
     wishes = Wishes(
         nodes=options.nodes,
         account=options.account,
@@ -94,15 +76,12 @@ def launch(options: argparse.Namespace) -> int:
     if options.ladder is not None:
         return _ladder(recipe, wishes, options)
     plan = plan_jobs(recipe, wishes)
-    if options.dry_run:
-        folder, ids, answer = write_launch(plan), list[str](), ""
-    else:
-        refuse_without_scheduler(plan)
-        with one_launch_at_a_time(plan):
-            refuse_second_chain(plan)
-            check_ready(plan)
-            folder = write_launch(plan)
-            ids, answer = submit(folder, plan.site.scheduler)
+
+    def check() -> None:
+        refuse_second_chain(plan)
+        check_ready(plan)
+
+    folder, ids, answer = _written(plan, options.dry_run, check, lambda: write_launch(plan))
     paths = _paths([plan])
     if options.json:
         outcome = {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
@@ -122,42 +101,45 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
         if getattr(options, flag):
             raise KieloError(f"--{flag}: jobs that pack have one node each. Fix: leave it out beside --pack")
-    if options.pack < 1:
-        raise KieloError(f"--pack {options.pack}: give 1 or more")
     if not recipe.corpus.of_raw_text.sources:
         raise KieloError("--pack: all sources are ready tokens, which are read in place. Fix: leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
     check_job_count("--pack", options.pack + 1, plan.partition, plan.site)
-    if options.dry_run:
-        folder, ids, answer = write_pack_jobs(plan, options.pack), list[str](), ""
-    else:
-        refuse_without_scheduler(plan)
-        with one_launch_at_a_time(plan):
-            check_packable(plan, options.pack)
-            folder = write_pack_jobs(plan, options.pack)
-            ids, answer = submit(folder, plan.site.scheduler)
+    folder, ids, answer = _written(
+        plan,
+        options.dry_run,
+        lambda: check_packable(plan, options.pack),
+        lambda: write_pack_jobs(plan, options.pack),
+    )
     paths = _paths([plan], packs=True)
     if options.json:
         outcome = {"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer}
         print_json(outcome | {"paths": paths})
         return 0
-    workers, queue = plan.recipe.corpus.workers, plan.partition.label
-    print_table(
-        ("", ""),
-        [
-            ("text", f"of {recipe.name}, in {options.pack} shares and a join"),
-            (
-                "jobs",
-                f"a node of {plan.site.name} each, {workers} workers, at most {clock(plan.wall_seconds)} in "
-                f"{queue}",
-            ),
-        ],
-    )
+    limits = f"{plan.recipe.corpus.workers} workers, at most {clock(plan.wall_seconds)}"
+    rows = [
+        ("text", f"of {recipe.name}, in {options.pack} shares and a join"),
+        ("jobs", f"a node of {plan.site.name} each, {limits} in {plan.partition.label}"),
+    ]
+    print_table(("", ""), rows)
     if options.dry_run:
         _show_paths(paths)
     print_text(f"wrote {folder}; kielo status {folder} counts the finished parts")
     _report_jobs(folder, ids, answer, "to submit")
     return 0
+
+
+def _written(
+    plan: JobPlan, is_dry: bool, check: Callable[[], None], write: Callable[[], Path]
+) -> tuple[Path, Sequence[str], str]:
+    """Write the folder of the jobs, and submit them unless `is_dry`. Return it, their ids and the answer."""
+    if is_dry:
+        return write(), (), ""
+    refuse_without_scheduler(plan)
+    with one_launch_at_a_time(plan):
+        check()
+        folder = write()
+        return folder, *submit(folder, plan.site.scheduler)
 
 
 def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> None:
@@ -203,9 +185,8 @@ def _submitted(
     for on_nodes in ladder:
         layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all measured"
         if on_nodes.nodes not in jobs:
-            waiting = on_nodes.to_run and waiting_job(
-                folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
-            )
+            of_nodes, scheduler = folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
+            waiting = on_nodes.to_run and waiting_job(of_nodes, scheduler)
             rows.append((on_nodes.nodes, layouts, "", f"job {waiting} has not ended" if waiting else ""))
             continue
         said = "not submitted"
@@ -237,18 +218,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def _rows(plan: JobPlan) -> list[tuple[str, str]]:
-    spares = f" and {plan.wishes.spares} spare nodes" if plan.wishes.spares else ""
-    queue = plan.partition.label
+    nodes = f"{plan.nodes} nodes" + (f" and {plan.wishes.spares} spare nodes" if plan.wishes.spares else "")
+    limit = f"at most {clock(plan.wall_seconds)} each in {plan.partition.label}"
+    ending = f"each saves and stops {plan.grace_seconds} s before its end"
     rows = [
-        (
-            "run",
-            f"{plan.recipe.name}, on {plan.nodes} nodes{spares} of {plan.site.name}, {plan.devices} ranks",
-        ),
-        (
-            "jobs",
-            f"a chain of {plan.chain_length}, at most {clock(plan.wall_seconds)} each in {queue}; each "
-            f"saves and stops {plan.grace_seconds} s before its end",
-        ),
+        ("run", f"{plan.recipe.name}, on {nodes} of {plan.site.name}, {plan.devices} ranks"),
+        ("jobs", f"a chain of {plan.chain_length}, {limit}; {ending}"),
     ]
     if plan.forecast is None:
         return [*rows, ("forecast", f"none: {plan.no_forecast}")]

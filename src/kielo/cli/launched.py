@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.launch_files import Ladder
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import takes
 from kielo.cli.run_languages import print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
@@ -21,20 +21,14 @@ from kielo.recipe.read import recipe_languages, shipped_recipes
 from kielo.stages import late
 
 
-def status_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo status runs/poro_34b",
-        "kielo status runs/poro_34b/launch/ladder_lumi_g",
-        "kielo status runs/poro_34b/launch/pack_0001",
-        "kielo status seventy_five_berts",
-    )
-    parser.takes("""
-        RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages
-        --json  print JSON
-    """)
-
-
+@takes("""
+    $ kielo status runs/poro_34b
+    $ kielo status runs/poro_34b/launch/ladder_lumi_g
+    $ kielo status runs/poro_34b/launch/pack_0001
+    $ kielo status seventy_five_berts
+    RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages
+    --json  print JSON
+""")
 def status(options: argparse.Namespace) -> None:
     if (Path(options.run) / Ladder.FILE_NAME).is_file():
         return _ladder(Path(options.run), options.json)
@@ -88,12 +82,11 @@ def _pack(folder: Path, is_json: bool) -> None:
     print_table(("", ""), rows)
 
 
-def cancel_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo cancel runs/poro_34b")
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("--now", action="store_true", help="end the running job at once, without a save")
-
-
+@takes("""
+    $ kielo cancel runs/poro_34b
+    RUN    the run's folder
+    --now  end the running job at once, without a save
+""")
 def cancel(options: argparse.Namespace) -> None:
     found = status_of(Path(options.run))
     if found.jobs is None:
@@ -133,10 +126,9 @@ def _rows(found: Status) -> list[tuple[str, str]]:
     spent = f"{found.device_hours:,.1f} device-hours in {len(found.attempts)} attempts"
     rows.append(("spent", spent + (f"; forecast {forecast.device_hours:,.0f}" if forecast else "")))
     ended = [attempt for attempt in found.attempts if attempt.outcome]
-    if ended:
-        rows.append(
-            ("last stop", f"job {ended[-1].job}: {ended[-1].outcome}. {ended[-1].message}".rstrip(". "))
-        )
+    for last_end in ended[-1:]:
+        told = f"job {last_end.job}: {last_end.outcome}. {last_end.message}"
+        rows.append(("last stop", told.rstrip(". ")))
     rows += [("ended", f"job {job}: {end}, before its first line") for job, end in found.ends.items()]
     if not (found.folder / "logs").is_dir():
         rows.append(("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it. Fix: mkdir -p"))

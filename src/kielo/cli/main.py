@@ -56,8 +56,8 @@ _STORY = {
         "init": ("init:init", "five questions, and a recipe of your own"),
         "recipes": ("look:recipes", "the shipped recipes; --copy writes one here to change"),
         "languages": ("look:languages", "the language cards"),
-        "docs": ("front_door:docs", "the documentation: its path, or a browser with --open"),
-        "completion": ("front_door:completion", "completion of commands for bash, zsh or fish"),
+        "docs": ("look:docs", "the documentation: its path, or a browser with --open"),
+        "completion": ("look:completion", "completion of commands for bash, zsh or fish"),
     },
     "text": {
         "tokenizer": ("tokenizer:tokenizer", "measure tokenizers, and map one vocabulary to another"),
@@ -71,7 +71,7 @@ _STORY = {
     },
     "look": {
         "show": ("show:show", "every value of a recipe and its origin"),
-        "report": ("report:report", "the page of a run, or a page that compares runs"),
+        "report": ("look:report", "the page of a run, or a page that compares runs"),
         "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),
         "schema": ("look:schema", "file formats as JSON Schema: the recipe's, and the stages' JSON"),
     },
@@ -88,7 +88,7 @@ _STORY = {
     "models": {
         "evaluate": ("evaluate:evaluate", "held-out bits per byte, baselines and samples of a model"),
         "generate": ("generate:generate", "what a model writes after a prompt"),
-        "chat": ("chat:chat", "a conversation with a model, in the terminal"),
+        "chat": ("generate:chat", "a conversation with a model, in the terminal"),
         "export": ("export:export", "a checkpoint as a Hugging Face folder"),
     },
 }

@@ -6,16 +6,15 @@ The first argument is a recipe, or one of `SUBVERBS`.
 import argparse
 import math
 import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.trained_text import has_trained
 from kielo.cli import plan_tables as tables
-from kielo.cli.flags import VerbParser, examples, takes_recipe
-from kielo.cli.ideas import read_idea, takes_idea
-from kielo.cli.plan_budget import plan_budget
+from kielo.cli.flags import VerbParser, takes
+from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea, with_flags
+from kielo.cli.plan_data import plan_budget
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.calibrate import measure, write_machine
 from kielo.plan.choose_layout import different_axes, named, nothing_runs, own
@@ -50,107 +49,44 @@ _LISTED, _LISTED_IN_SHORT = (12, 3), (3, 1)
 _MOST_NODE_COUNTS = 12
 
 
+_MACHINE = """
+    --cluster CLUSTER  cluster card (see `kielo clusters`); default: the recipe's
+    --nodes N          16, or 4,8,12, or 4..256 (doubled from the first to the last); default: the recipe's
+                       nodes
+    --machine CARD     card of your own machine, by `kielo plan calibrate`
+    --json             print all figures as JSON, in seconds and bytes
+"""
+_WALL_HOURS = "--wall-hours H:float  hours of the longest job; default: the site's limit"
+
+
 def plan_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo plan estonian_llama31_70b --nodes 4..256",
-        "kielo plan --params 3B --cluster lumi_g --nodes 16",
-        "kielo plan estonian_llama31_70b --nodes 16 --all",
-        "kielo plan estonian_llama31_70b --nodes 128 --failures",
-        "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
-        "kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g",
-    )
-    parser.may_begin_with(SUBVERBS)
-    _takes_machine(parser, may_be_idea=True)
-    parser.takes("""
+    parser.takes(f"""
+        $ kielo plan estonian_llama31_70b --nodes 4..256
+        $ kielo plan --params 3B --cluster lumi_g --nodes 16
+        $ kielo plan estonian_llama31_70b --nodes 16 --all
+        $ kielo plan estonian_llama31_70b --nodes 128 --failures
+        $ kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16
+        $ kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g
+        {TAKES_IDEA}
+        {_MACHINE}
         --budget COMPUTE    in place of layouts: the size and the tokens that scaling laws advise for this
                             much compute, device-hours such as 20000h or FLOPs such as 1e22, and the
                             expected loss
         --corpus TOKENS     with --budget: number of different tokens, such as 6.6B; default: RECIPE's text
         --wide              more layouts, seconds by part, and why others are left out
-        --top K:int         list K layouts for each number of nodes
+        --top K:count       list K layouts for each number of nodes
         --all               as --wide, with every other layout
         --plot DIR          draw the scaling into this folder, as SVG
         --failures [RATE=]  rate of failures: llama3 or another published rate, or failures of a device in
                             1,000 days; default: the cluster card's rate, or llama3
+        {_WALL_HOURS}
     """)
-    _takes_wall_hours(parser)
-
-
-def compare_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
-        "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16,128,256 --plot pictures",
-    )
-    _takes_machine(parser)
-    parser.add_argument(
-        "layouts", nargs="+", metavar="LAYOUT", help="(part of) a layout's name, such as tp8pp4"
-    )
-    parser.add_argument("--plot", metavar="DIR", help="draw the parts of the steps into this folder, as SVG")
-    _takes_wall_hours(parser)
-
-
-def explain_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16",
-        "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16 --plot pictures",
-    )
-    _takes_machine(parser)
-    parser.add_argument("layout", metavar="LAYOUT", help="(part of) the layout's name, such as tp8pp4")
-    parser.add_argument("--plot", metavar="DIR", help="draw the pipeline's timeline into this folder, as SVG")
-    _takes_wall_hours(parser)
-
-
-def calibrate_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
-        "kielo plan calibrate runs/poro_34b/launch/ladder_lumi_g --to lumi_measured.toml",
-    )
-    parser.add_argument(
-        "metrics",
-        nargs="+",
-        metavar="RUN",
-        help="folders of your runs on one machine or of a ladder, or metrics.jsonl",
-    )
-    parser.add_argument("--to", required=True, metavar="CARD", help="card to write, for --machine")
-
-
-def resolve_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo plan resolve demo_estonian --ranks 2",
-        "kielo plan resolve estonian_llama31_70b --nodes 16 --layout tp8pp4",
-    )
-    _takes_machine(parser)
-    parser.add_argument("--layout", metavar="LAYOUT", help="this layout in place of the recipe's")
-    parser.add_argument("--ranks", type=int, help="ranks in place of --nodes; default: 1")
-
-
-def _takes_machine(parser: VerbParser, may_be_idea: bool = False) -> None:
-    (takes_idea if may_be_idea else takes_recipe)(parser)
-    parser.takes("""
-        --cluster CLUSTER  cluster card (see `kielo clusters`); default: the recipe's
-        --nodes N          16, or 4,8,12, or 4..256 (doubled from the first to the last); default: the
-                           recipe's nodes
-        --machine CARD     card of your own machine, by `kielo plan calibrate`
-        --json             print all figures as JSON, in seconds and bytes
-    """)
-
-
-def _takes_wall_hours(parser: VerbParser) -> None:
-    parser.add_argument(
-        "--wall-hours", type=float, metavar="H", help="hours of the longest job; default: the site's limit"
-    )
+    parser.may_begin_with(SUBVERBS)
 
 
 def plan(options: argparse.Namespace) -> int:
     if options.budget is not None or options.corpus is not None:
         return plan_budget(options)
-    if options.top is not None and options.top < 1:
-        raise KieloError(f"--top {options.top}: give 1 layout or more")
     codes = _first_of_several(options)
     run, nodes = _run_and_nodes(options)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
@@ -205,6 +141,15 @@ def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
     return codes
 
 
+@takes(f"""
+    $ kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16
+    $ kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16,128,256 --plot pictures
+    RECIPE
+    {_MACHINE}
+    LAYOUT... as layouts  (part of) a layout's name, such as tp8pp4
+    --plot DIR            draw the parts of the steps into this folder, as SVG
+    {_WALL_HOURS}
+""")
 def compare(options: argparse.Namespace) -> int:
     run, nodes = _run_and_nodes(options)
     several = [named(run, number, name, or_nearest=True) for number in nodes for name in options.layouts]
@@ -228,6 +173,15 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+@takes(f"""
+    $ kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16
+    $ kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16 --plot pictures
+    RECIPE
+    {_MACHINE}
+    LAYOUT      (part of) the layout's name, such as tp8pp4
+    --plot DIR  draw the pipeline's timeline into this folder, as SVG
+    {_WALL_HOURS}
+""")
 def explain(options: argparse.Namespace) -> int:
     run, nodes = _run_and_nodes(options)
     if len(nodes) != 1:
@@ -250,6 +204,12 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
+@takes("""
+    $ kielo plan calibrate runs/demo_estonian --to my_machine.toml
+    $ kielo plan calibrate runs/poro_34b/launch/ladder_lumi_g --to lumi_measured.toml
+    RUN... as metrics  folders of your runs on one machine or of a ladder, or metrics.jsonl
+    --to CARD!         card to write, for --machine
+""")
 def calibrate(options: argparse.Namespace) -> int:
     paths, site = metrics_of([Path(path) for path in options.metrics])
     machine = measure(paths, site)
@@ -258,10 +218,17 @@ def calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
+@takes(f"""
+    $ kielo plan resolve demo_estonian --ranks 2
+    $ kielo plan resolve estonian_llama31_70b --nodes 16 --layout tp8pp4
+    RECIPE
+    {_MACHINE}
+    --layout LAYOUT    this layout in place of the recipe's
+    --ranks RANKS:int  ranks in place of --nodes; default: 1
+""")
 def resolve(options: argparse.Namespace) -> int:
     """Print every number of a run on the recipe's layout or --layout. Write them before its training."""
-    given = {"cluster": options.cluster, "machine": options.machine}
-    sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
+    sets = with_flags(options, cluster=options.cluster, machine=options.machine)
     recipe = read_recipe(options.recipe, sets).recipe
     site, folder = cluster(recipe.cluster), run_folder(recipe)
     ranks = options.ranks
@@ -301,10 +268,7 @@ def resolve(options: argparse.Namespace) -> int:
 def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
-    recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
-    for line in lines:
-        print_text(line, sys.stderr)
-    run = RunToPlan.of_recipe(recipe)
+    run = RunToPlan.of_recipe(read_idea(options, cluster=options.cluster, machine=options.machine))
     usual = [number for number in run.recipe.nodes if number <= run.site.nodes]
     if options.nodes is None and usual:
         return run, sorted(usual)
@@ -339,12 +303,7 @@ def _nodes(text: str | None, site: Cluster) -> list[int]:
             numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise KieloError(f"--nodes {text}: not understood. Fix: 16, or 4,8,12, or 4..256") from None
-    for number in (min(numbers), max(numbers)):
-        if not 1 <= number <= site.nodes:
-            raise KieloError(
-                f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes. Fix: "
-                f"{min(max(number, 1), site.nodes)}"
-            )
+    check_nodes(text, numbers, site)
     if len(numbers) > _MOST_NODE_COUNTS or numbers != sorted(numbers):
         raise KieloError(f"--nodes {text}: give at most {_MOST_NODE_COUNTS} numbers, from few to many nodes")
     return numbers

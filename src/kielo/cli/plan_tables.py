@@ -143,13 +143,13 @@ def notes(
     run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
 ) -> list[str]:
     """Return sentences on the recipe's own layout beside the fastest, and on open questions."""
-    return [
-        *_own_notes(listed, own),
-        *_unfitting(own),
-        *_empty(listed, own),
-        *_overlap(listed),
-        *_agreement(run, own),
-    ]
+    first = next((planned for planned in listed if planned.layout.tensor > 1), None)
+    offer, most = overlap_offer(first) if first else None, run.site.max_nodes_per_job
+    lines = [*_own_notes(listed, own), *_unfitting(own), *_empty(listed, own), *([offer] if offer else [])]
+    if most is not None and max(own) > most:
+        limit = f"{run.site.name} allows a job {most} nodes in its usual queue."
+        lines.append(f"{limit} More need an agreement with the site.")
+    return lines
 
 
 def assumptions(run: RunToPlan, first: PlannedLayout, has_failures: bool) -> str:
@@ -188,12 +188,6 @@ def _own_notes(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout 
         yield f"The recipe's own layout is slower than the fastest by {', '.join(slower)}."
 
 
-def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
-    first = next((planned for planned in listed if planned.layout.tensor > 1), None)
-    offer = overlap_offer(first) if first else None
-    return [offer] if offer else []
-
-
 def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> list[str]:
     """Return a sentence for each uneven division of a step, with a layout that has it."""
     said: dict[str, PlannedLayout] = {}
@@ -214,15 +208,6 @@ def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
         f"{in_words(planned)}."
         for nodes, planned in own.items()
         if isinstance(planned, PlannedLayout) and not planned.fits
-    ]
-
-
-def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    most = run.site.max_nodes_per_job
-    if most is None or max(own) <= most:
-        return []
-    return [
-        f"{run.site.name} allows a job {most} nodes in its usual queue. More need an agreement with the site."
     ]
 
 

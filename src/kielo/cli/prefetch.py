@@ -7,7 +7,7 @@ import re
 import sys
 
 from kielo.artifact.prefetched import VARIABLE
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.launch.prefetch import own_files
 from kielo.launch.prefetch import prefetch as bring
@@ -16,27 +16,18 @@ from kielo.recipe.places import place
 from kielo.recipe.read import read_recipe
 from kielo.resolve.resolve import refuse_before_text
 
-
-def prefetch_flags(parser: argparse.ArgumentParser) -> None:
-    examples(
-        parser,
-        "kielo prefetch demo_estonian --to brought",
-        "kielo prefetch my_recipe.toml --to brought --wheels 3.12",
-    )
-    takes_recipe(parser)
-    parser.add_argument(
-        "--to", metavar="DIR", required=True, help="folder to copy to them; may contain files already"
-    )
-    parser.add_argument(
-        "--wheels",
-        metavar="PYTHON",
-        nargs="?",
-        const=".".join(platform.python_version_tuple()[:2]),
-        help="also Kielo and its packages, for the cluster and this Python; default: the running Python",
-    )
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+_PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
+@takes(f"""
+    $ kielo prefetch demo_estonian --to brought
+    $ kielo prefetch my_recipe.toml --to brought --wheels 3.12
+    RECIPE
+    --to DIR!                  folder to copy to them; may contain files already
+    --wheels [PYTHON={_PYTHON}]  also Kielo and its packages, for the cluster and this Python; default: the
+                               running Python
+    --json                     print the list as JSON
+""")
 def prefetch(options: argparse.Namespace) -> None:
     if options.wheels is not None and not re.fullmatch(r"3\.\d{1,2}", options.wheels):
         raise KieloError(f"--wheels {options.wheels}: not a version of Python. Fix: --wheels 3.12")
@@ -50,9 +41,8 @@ def prefetch(options: argparse.Namespace) -> None:
         brought = bring(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)
     if options.json:
-        return print_json(
-            {"folder": str(folder), "brought": [one.content() for one in brought], "own_files": own}
-        )
+        told = {"folder": str(folder), "brought": [one.content() for one in brought], "own_files": own}
+        return print_json(told)
     if brought:
         rows = [(one.kind, one.name, one.origin, f"{one.bytes / 1e6:,.1f}") for one in brought]
         print_table(("what", "name", "from", "MB"), rows)

@@ -7,7 +7,7 @@ import argparse
 
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.train import is_rank
 from kielo.ranks.local_ranks import Ranks
@@ -26,24 +26,16 @@ from kielo.verify import screens
 _SHUTDOWN_SECONDS = 10
 
 
-def preflight_flags(parser: argparse.ArgumentParser) -> None:
-    examples(
-        parser,
-        "kielo preflight RECIPE --ranks 2",
-        "torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE",
-        "srun kielo preflight RECIPE",
-    )
-    takes_recipe(parser)
-    parser.add_argument(
-        "--ranks", type=int, default=None, help="number of processes to start on this machine"
-    )
-    parser.add_argument("--json", action="store_true", help="print preflight.json")
-
-
+@takes("""
+    $ kielo preflight RECIPE --ranks 2
+    $ torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE
+    $ srun kielo preflight RECIPE
+    RECIPE
+    --ranks RANKS:count  number of processes to start on this machine
+    --json               print preflight.json
+""")
 def preflight(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
-    if options.ranks is not None and options.ranks < 1:
-        raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     ranks = 1 if options.ranks is None or is_rank() else options.ranks
     if ranks > 1:
         return _on_ranks(options, recipe, ranks)
@@ -76,15 +68,11 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
         if options.json:
             print_json(found.content())
         else:
-            _print(found)
+            print_table(screens.CHECK_TITLES, screens.check_rows(found))
+            for line in screens.verdict_lines(found):
+                print_text(line)
             print_text(f"verdict: {folder / Preflight.FILE_NAME}, {folder / BAD_NODES_NAME}")
     return 0 if has_passed else 1
-
-
-def _print(found: Preflight) -> None:
-    print_table(screens.CHECK_TITLES, screens.check_rows(found))
-    for line in screens.verdict_lines(found):
-        print_text(line)
 
 
 def _resolved(recipe: Recipe, ranks: int) -> Resolved:

@@ -1,10 +1,9 @@
 """`kielo rehearse`: one rank of the real job on this machine; prints its memory, FLOPs and collectives."""
 
 import argparse
-import sys
 
-from kielo.cli.flags import VerbParser, examples
-from kielo.cli.ideas import read_idea, takes_idea
+from kielo.cli.flags import VerbParser
+from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.choose_layout import own
 from kielo.plan.remedies import in_words
@@ -24,18 +23,20 @@ from kielo.verify import screens
 
 
 def rehearse_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
-    takes_idea(parser)
-    parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
-    parser.add_argument("--nodes", type=int, help="default: the fewest of the recipe's nodes, or 1")
-    parser.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
+    parser.takes(f"""
+        $ kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages
+        {TAKES_IDEA}
+        --cluster CLUSTER  cluster card (see `kielo clusters`); default: the recipe's
+        --nodes NODES:int  default: the fewest of the recipe's nodes, or 1
+        --ranks RANKS:int  ranks of the job, in place of --nodes
+    """)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, help="number of the rank; default: 0")
     which.add_argument("--stage", type=int, help="the first rank with this pipeline stage")
     which.add_argument(
         "--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another"
     )
-    parser.add_argument("--json", action="store_true", help="print all figures, in bytes, as JSON")
+    parser.takes("--json  print all figures, in bytes, as JSON")
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -67,12 +68,10 @@ def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
 
 def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
     """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text. Return all three."""
-    recipe, lines = read_idea(options, cluster=options.cluster)
-    for line in lines:
-        print_text(line, sys.stderr)
+    recipe = read_idea(options, cluster=options.cluster)
     card = cluster(recipe.cluster)
-    if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
-        raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
+    if options.nodes is not None:
+        check_nodes(options.nodes, [options.nodes], card)
     nodes = options.nodes or min((number for number in recipe.nodes if number <= card.nodes), default=1)
     ranks = nodes * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kielo.api import STAGES, Recipe
-from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.flags import VerbParser
 from kielo.cli.run_languages import run_languages
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError, Stopped
@@ -17,8 +17,7 @@ from kielo.train.signals import REQUEUE
 
 
 def run_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo run demo_estonian --set corpus.sources=my_text.txt")
-    takes_recipe(parser)
+    parser.takes("$ kielo run demo_estonian --set corpus.sources=my_text.txt\nRECIPE")
     parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
     parser.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
     parser.add_argument(
@@ -31,16 +30,14 @@ def run_flags(parser: VerbParser) -> None:
         help="repeat this stage even if its inputs and settings did not change",
     )
     parser.takes("""
-        --share K/N          pack the K-th of N shares of the text, beside other machines; --only pack
-                             without it then joins the shares. Only with --only pack
-        --ranks RANKS:int=1  number of training processes on this machine; default: 1
-        --json               print summary.json at the end instead of tables
+        --share K/N            pack the K-th of N shares of the text, beside other machines; --only pack
+                               without it then joins the shares. Only with --only pack
+        --ranks RANKS:count=1  number of training processes on this machine; default: 1
+        --json                 print summary.json at the end instead of tables
     """)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.ranks < 1:
-        raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     share = _share(options)
     if codes := recipe_languages(options.recipe, options.sets):
         _chosen(options)

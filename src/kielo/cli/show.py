@@ -2,13 +2,15 @@
 
 import argparse
 import json
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, of_kind, read_metrics
 from kielo.artifact.token_sources import list_token_files
 from kielo.artifact.weights_folder import tokenizer_here, weights_here
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.ideas import STAND_INS
 from kielo.cli.terminal import print_json, print_table
 from kielo.corpus.fetch import local_files
@@ -19,14 +21,7 @@ from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import NOT_GIVEN, Read, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
-from kielo.resolve.complete_model import (
-    KEPT_BESIDE_WEIGHTS,
-    model_of_weights_here,
-    overridden_by_tokenizer,
-    overridden_by_weights,
-    overridden_in_words,
-    size_of_ready_tokenizer,
-)
+from kielo.resolve import complete_model
 from kielo.resolve.overview import overview_of_recipe
 from kielo.resolve.resolve import case_before_text, resolve
 from kielo.resolve.rules import LAYOUT_RULES, complaints
@@ -37,12 +32,11 @@ from kielo.tokenizer.load import TOKENIZER_FILE, decode, load_tokenizer, role_na
 _SHOWN_FILES = 6
 
 
-def show_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo show demo_estonian --set train.tokens=1000000")
-    takes_recipe(parser)
-    parser.add_argument("--json", action="store_true")
-
-
+@takes("""
+    $ kielo show demo_estonian --set train.tokens=1000000
+    RECIPE
+    --json
+""")
 def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets, STAND_INS)
     if set(read.origins.values()) <= {"default", NOT_GIVEN}:  # an empty file is not an idea
@@ -94,13 +88,13 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
     lacks it, if it is in weights that are not on this machine, or if nothing uses it.
     """
     content, model = read.recipe.model_dump(mode="json"), read.recipe.model
-    values = {
-        key: {"value": None if origin == NOT_GIVEN else _value(content, key), "origin": origin}
-        for key, origin in read.origins.items()
-    }
-    for name in overridden_by_tokenizer(read.recipe.tokenizer):
+    values: dict[str, dict[str, Any]] = {}
+    for key, origin in read.origins.items():
+        value = None if origin == NOT_GIVEN else reduce(getitem, key.split("."), content)
+        values[key] = {"value": value, "origin": origin}
+    for name in complete_model.overridden_by_tokenizer(read.recipe.tokenizer):
         given = values[f"tokenizer.{name}"]
-        size = size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
+        size = complete_model.size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
         values[f"tokenizer.{name}"] = {"value": size, "origin": "tokenizer.path"}
         if given["origin"] != "default":
             values[f"tokenizer.{name}"]["not_in_force"] = given
@@ -109,9 +103,10 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
         values["corpus.sources"]["files"] = files
     if model.weights is None:
         return values
-    overridden, found = overridden_by_weights(model), model_of_weights_here(model)
+    overridden = complete_model.overridden_by_weights(model)
+    found = complete_model.model_of_weights_here(model)
     of_weights = found.model_dump(mode="json") if found else {}
-    for name in (name for name in type(model).model_fields if name not in KEPT_BESIDE_WEIGHTS):
+    for name in (name for name in type(model).model_fields if name not in complete_model.KEPT_BESIDE_WEIGHTS):
         given = values[f"model.{name}"]
         values[f"model.{name}"] = {"value": of_weights.get(name), "origin": "model.weights"}
         if name in overridden:
@@ -140,25 +135,22 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
             rows.append(("an idea", f"`kielo run` needs {', '.join(missing)} too"))
             recipe, filled = with_usual_training(recipe)
             rows += [("for a plan", line) for line in filled]
-        if replaced := overridden_in_words(recipe.model):
+        if replaced := complete_model.overridden_in_words(recipe.model):
             rows.append(("weights", replaced))
         if weights is not None and weights_here(weights) is None:
             return [("model", f"from {weights}, which `kielo train` fetches"), *rows]
         return [
             *overview_of_recipe(recipe).rows(),
             *_document_rows(recipe),
-            *_refused_rows(recipe),
+            *(
+                ("layout", f"not possible: {said}")
+                for said in complaints(case_before_text(recipe), LAYOUT_RULES)
+            ),
             *_uneven_rows(recipe),
             *rows,
         ]
     except KieloError as error:
         return [("model", f"not possible: {error}"), *rows]
-
-
-def _refused_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    return [
-        ("layout", f"not possible: {said}") for said in complaints(case_before_text(recipe), LAYOUT_RULES)
-    ]
 
 
 def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
@@ -196,24 +188,17 @@ def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
     return rows
 
 
-def _value(content: Any, key: str) -> Any:
-    for part in key.split("."):
-        content = content[part]
-    return content
-
-
-def data_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo data demo_estonian --step 17")
-    takes_recipe(parser)
-    parser.add_argument("--step", type=int, required=True, help="number of the optimiser step, from 1")
-    parser.add_argument("--json", action="store_true")
-
-
 def _beginning(text: str, most: int = 40) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+@takes("""
+    $ kielo data demo_estonian --step 17
+    RECIPE
+    --step STEP:int!  number of the optimiser step, from 1
+    --json
+""")
 def data(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)

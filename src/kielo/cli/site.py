@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.site import SITES_FOLDER, known_of, plan_site, write_new_card, write_site
@@ -12,27 +12,23 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 
 
-def site_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo site", "kielo site lumi_g", "kielo site --new my_site")
-    parser.takes("""
-        [CLUSTER]          cluster card, or your own file; default: a table of all
-        --to DIR           folder for site.sh and site.md; default: sites/CLUSTER
-        --container IMAGE  container image in place of the card's: its path, docker://NAME to build it, or
-                           none
-        --wheels DIR       folder of wheels (`pip download`) to install from, without a network
-        --new NAME         write the card NAME.toml for a new cluster, to fill in
-        --json             print the table, or the paths, as JSON
-    """)
-
-
+@takes("""
+    $ kielo site
+    $ kielo site lumi_g
+    $ kielo site --new my_site
+    [CLUSTER]          cluster card, or your own file; default: a table of all
+    --to DIR           folder for site.sh and site.md; default: sites/CLUSTER
+    --container IMAGE  container image in place of the card's: its path, docker://NAME to build it, or none
+    --wheels DIR       folder of wheels (`pip download`) to install from, without a network
+    --new NAME         write the card NAME.toml for a new cluster, to fill in
+    --json             print the table, or the paths, as JSON
+""")
 def site(options: argparse.Namespace) -> None:
-    if options.new is not None:
+    if (name := options.new) is not None:
         for flag in ("cluster", "to", "container", "wheels"):
             if getattr(options, flag) is not None:
-                raise KieloError(
-                    f"--new {options.new} excludes {options.cluster or '--' + flag}. Fix: leave it out"
-                )
-        path = write_new_card(options.new)
+                raise KieloError(f"--new {name} excludes {options.cluster or '--' + flag}. Fix: leave it out")
+        path = write_new_card(name)
         if options.json:
             return print_json({"card": str(path)})
         print_text(f"wrote {path}. Fill it in, then: kielo plan RECIPE --cluster {path}")
@@ -55,16 +51,10 @@ def site(options: argparse.Namespace) -> None:
 
 def _known(is_json: bool) -> None:
     cards = [card for card in map(cluster, clusters()) if card.jobs is not None]
-    rows = [
-        (
-            card.name,
-            card.scheduler.replace("_", " "),
-            *known_of(card)[:2],
-            "yes" if card.internet_on_compute_nodes else "no",
-            known_of(card)[2],
-        )
-        for card in cards
-    ]
+    rows = []
+    for card in cards:
+        (*made, unknown), network = known_of(card), "yes" if card.internet_on_compute_nodes else "no"
+        rows.append((card.name, card.scheduler.replace("_", " "), *made, network, unknown))
     titles = ("cluster", "scheduler", "container", "environment", "network on nodes", "not known")
     if is_json:
         print_json([dict(zip(titles, row, strict=True)) for row in rows])

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from io import TextIOWrapper
 from typing import Any
 
-from kielo.recipe.messages import is_terminal
-from kielo.recipe.messages import print_text as print_text
+from kielo.recipe.errors import is_terminal
+from kielo.recipe.errors import print_text as print_text
 from kielo.train.failsafe_stream import FailsafeStream
 
 _LEAST_COLUMN = 20  # characters of the column whose cells are folded

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.flags import VerbParser, examples
+from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.cli.vocabulary_choice import advise, choice_json, choice_rows, in_words
 from kielo.recipe.errors import KieloError
@@ -39,30 +39,24 @@ _ROWS = {
 
 
 SUBVERBS = {
-    "measure": (
-        "tokenizer:measure",
-        "figures on a text; whether to keep, extend or replace a vocabulary",
-    ),
+    "measure": ("tokenizer:measure", "figures on a text; whether to keep, extend or replace a vocabulary"),
     "map": ("tokenizer:row_map", "the old tokens whose rows a transplanted vocabulary is made of"),
 }
 
 
 def tokenizer_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo tokenizer measure A B --text file.txt")
+    parser.takes("$ kielo tokenizer measure A B --text file.txt")
     parser.has_subverbs("subverb", SUBVERBS)
 
 
-def row_map_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer")
-    parser.takes("""
-        OLD                  folder of the weights' tokenizer
-        NEW                  folder of the tokenizer for the new model
-        --vectors FILE       vectors, as model.transplant_vectors, to weigh old rows by similarity (FOCUS)
-        --examples N:int=20  number of new tokens to show; default: 20
-        --json               print JSON
-    """)
-
-
+@takes("""
+    $ kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer
+    OLD                  folder of the weights' tokenizer
+    NEW                  folder of the tokenizer for the new model
+    --vectors FILE       vectors, as model.transplant_vectors, to weigh old rows by similarity (FOCUS)
+    --examples N:int=20  number of new tokens to show; default: 20
+    --json               print JSON
+""")
 def row_map(options: argparse.Namespace) -> None:
     if options.examples < 0:
         raise KieloError(f"--examples {options.examples}: give 0 or more")
@@ -86,39 +80,23 @@ def tokenizer_folder(folder: Path) -> Path:
     return folder
 
 
-def measure_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt",
-        "kielo tokenizer measure A B --heldout runs/demo_estonian --parallel et.txt en.txt",
-        "kielo tokenizer measure OLD NEW --text et.txt --model estonian_llama31_70b --nodes 16",
-    )
-    parser.add_argument(
-        "tokenizers",
-        nargs="+",
-        metavar="DIR",
-        help="folders with a tokenizer.json; with --model, the model's own tokenizer first",
-    )
-    parser.add_argument("--text", metavar="FILE", help="plain text, one document a line")
-    parser.add_argument("--heldout", metavar="RUN", help="held-out documents of a run, in place of --text")
-    parser.add_argument(
-        "--parallel",
-        nargs=2,
-        metavar=("FILE", "ENGLISH"),
-        help="plain text, and its English translation line for line, for parity",
-    )
-    parser.takes("""
-        --model MODEL      recipe, run, or folder with a Hugging Face config.json: shows the embedding's
-                           share, and with several tokenizers whether to keep, extend or replace the first
-        --bytes N          amount of training text of --model, such as 40GB; default: its recipe's
-        --relearn TOKENS   tokens to train new rows with a frozen body; default: the recipe's phases for it,
-                           or 81,920 a row
-        --cluster CLUSTER  cluster card, for device-hours; default: the recipe's
-        --nodes N:int      number of nodes; default: the first of the recipe's nodes
-        --json             print JSON
-    """)
-
-
+@takes("""
+    $ kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt
+    $ kielo tokenizer measure A B --heldout runs/demo_estonian --parallel et.txt en.txt
+    $ kielo tokenizer measure OLD NEW --text et.txt --model estonian_llama31_70b --nodes 16
+    DIR... as tokenizers     folders with a tokenizer.json; with --model, the model's own tokenizer first
+    --text FILE              plain text, one document a line
+    --heldout RUN            held-out documents of a run, in place of --text
+    --parallel FILE ENGLISH  plain text, and its English translation line for line, for parity
+    --model MODEL            recipe, run, or folder with a Hugging Face config.json: shows the embedding's
+                             share, and with several tokenizers whether to keep, extend or replace the first
+    --bytes N                amount of training text of --model, such as 40GB; default: its recipe's
+    --relearn TOKENS         tokens to train new rows with a frozen body; default: the recipe's phases for it,
+                             or 81,920 a row
+    --cluster CLUSTER        cluster card, for device-hours; default: the recipe's
+    --nodes N:int            number of nodes; default: the first of the recipe's nodes
+    --json                   print JSON
+""")
 def measure(options: argparse.Namespace) -> None:
     _check_flags(options)
     names = list(dict.fromkeys(options.tokenizers))
@@ -137,9 +115,8 @@ def measure(options: argparse.Namespace) -> None:
         return print_json({"measured_on": source, "tokenizers": figures, "choices": choices, "advice": words})
     print_text(f"on {source}")
     shown = [key for key in _ROWS if any(key in of for of in figures.values())]
-    print_table(
-        ["", *names], [(_ROWS[key][0], *(_cell(key, of[key]) for of in figures.values())) for key in shown]
-    )
+    rows = [(_ROWS[key][0], *(_cell(key, of[key]) for of in figures.values())) for key in shown]
+    print_table(["", *names], rows)
     if advice:
         print_table(*choice_rows(advice))
     for line in words:

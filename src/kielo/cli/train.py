@@ -9,7 +9,7 @@ import os
 import sys
 
 from kielo.artifact.attempt_files import REFUSAL_FILE
-from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.dataset.packed_sequences import packing_manifest, packing_rows
 from kielo.plan.remedies import memory_warning
@@ -24,43 +24,31 @@ from kielo.train.dry_run import dry_run
 from kielo.train.signals import REQUEUE
 
 
-def train_flags(parser: VerbParser) -> None:
-    examples(
-        parser,
-        "kielo train RECIPE --ranks 2",
-        "torchrun --nproc-per-node 8 --no-python kielo train RECIPE",
-        "srun kielo train RECIPE",
-    )
-    takes_recipe(parser)
-    parser.takes("""
-        --ranks RANKS:int         number of processes to start on this machine
-        --shutdown-seconds SHUTDOWN_SECONDS:int=600  time to save after a stop signal; default: 600. Only with
-                                  --ranks
-        --restarts N:int          restart killed or hung ranks at most N times in a row without a new
-                                  checkpoint; default: 3. Only with --ranks
-        --profile [STEPS:int=10]  record the parts of the time and a trace of STEPS steps from the third
-                                  step on; default: 10
-        --profile-ranks 0,5,…     record on these ranks only; rank 0 writes the summary. Only with --profile
-        --measure STEPS:int       measure the speed of STEPS steps in a folder that has not trained, and
-                                  save nothing
-        --dry-run                 resolve, count memory and read the first batch, without a step or a file
-        --json                    print the outcome as JSON
-    """)
-
-
+@takes("""
+    $ kielo train RECIPE --ranks 2
+    $ torchrun --nproc-per-node 8 --no-python kielo train RECIPE
+    $ srun kielo train RECIPE
+    RECIPE
+    --ranks RANKS:count       number of processes to start on this machine
+    --shutdown-seconds SHUTDOWN_SECONDS:int=600  time to save after a stop signal; default: 600. Only with
+                              --ranks
+    --restarts N:int          restart killed or hung ranks at most N times in a row without a new checkpoint;
+                              default: 3. Only with --ranks
+    --profile [STEPS:count=10]  record the parts of the time and a trace of STEPS steps from the third step
+                              on; default: 10
+    --profile-ranks 0,5,…     record on these ranks only; rank 0 writes the summary. Only with --profile
+    --measure STEPS:count     measure the speed of STEPS steps in a folder that has not trained, and save
+                              nothing
+    --dry-run                 resolve, count memory and read the first batch, without a step or a file
+    --json                    print the outcome as JSON
+""")
 def train(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     ranks = 1 if options.ranks is None or is_rank() else options.ranks
-    if ranks < 1:
-        raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.restarts is not None and (options.restarts < 0 or ranks == 1):
         raise KieloError(f"--restarts {options.restarts}: give 0 or more, and --ranks of 2 or more")
     if options.shutdown_seconds < 0:
         raise KieloError(f"--shutdown-seconds {options.shutdown_seconds}: give 0 or more")
-    if options.profile is not None and options.profile < 1:
-        raise KieloError(f"--profile {options.profile}: give 1 step or more")
-    if options.measure is not None and options.measure < 1:
-        raise KieloError(f"--measure {options.measure}: give 1 step or more")
     if find_rendezvous().rank == 0 and REFUSAL_FILE not in os.environ:  # else the parent warns
         warn_of_weights(recipe)
     if options.dry_run:
@@ -86,7 +74,8 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome.content())
     elif outcome.exit_code not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome.message}", file=sys.stderr)
-    elif outcome.message and not _is_reported_by_another():
+    # Else the first of several ranks, or the parent of this rank, reports the outcome.
+    elif outcome.message and os.environ.get("RANK", "0") == "0" and REFUSAL_FILE not in os.environ:
         print_text(outcome.message)
     return outcome.exit_code
 
@@ -151,11 +140,6 @@ def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
             f"--profile-ranks {options.profile_ranks}: give --profile, and ranks from 0 to {size - 1}, as 0,1"
         )
     return options.profile if ranks > 1 or place.rank in map(int, chosen) else 0
-
-
-def _is_reported_by_another() -> bool:
-    """Return True if the first of several ranks, or the parent of this rank, reports the outcome."""
-    return os.environ.get("RANK", "0") != "0" or REFUSAL_FILE in os.environ
 
 
 def is_rank() -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.weights_folder import passed_over_in_words
-from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -32,19 +32,17 @@ PROOFS = {
 
 
 def verify_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo verify parity demo_estonian")
+    parser.takes("$ kielo verify parity demo_estonian")
     parser.has_subverbs("proof", PROOFS)
 
 
-def parity_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo verify parity demo_estonian --steps 20")
-    takes_recipe(parser)
-    parser.add_argument("--steps", type=int, help="optimiser steps; default: verify.parity_steps")
-    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
-
-
+@takes("""
+    $ kielo verify parity demo_estonian --steps 20
+    RECIPE
+    --steps STEPS:count  optimiser steps; default: verify.parity_steps
+    --json               print the certificate as JSON
+""")
 def parity(options: argparse.Namespace) -> int:
-    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
@@ -58,29 +56,15 @@ def parity(options: argparse.Namespace) -> int:
     return 0 if certificate.passed else 1
 
 
-def _check_steps(steps: int | None) -> None:
-    if steps is not None and steps < 1:
-        raise KieloError(f"--steps {steps}: give 1 or more")
-
-
-def layouts_flags(parser: argparse.ArgumentParser) -> None:
-    examples(
-        parser, "kielo verify layouts demo_estonian", "kielo verify layouts demo_estonian --case 'tensor2*'"
-    )
-    takes_recipe(parser)
-    parser.add_argument(
-        "--case",
-        dest="cases",
-        action="append",
-        metavar="NAME",
-        help="name or shell pattern of cases; may be repeated. Default: all cases",
-    )
-    parser.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
-    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
-
-
+@takes("""
+    $ kielo verify layouts demo_estonian
+    $ kielo verify layouts demo_estonian --case 'tensor2*'
+    RECIPE
+    --case NAME... as cases  name or shell pattern of cases; may be repeated. Default: all cases
+    --steps STEPS:count=10   optimiser steps of each case; default: 10
+    --json                   print the certificate as JSON
+""")
 def layouts(options: argparse.Namespace) -> int:
-    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     # Not in verify/, which the parity stage replaces as a whole.
     folder = run_folder(recipe) / "layouts"
@@ -94,15 +78,13 @@ def layouts(options: argparse.Namespace) -> int:
     return 0 if certificate["passed"] else 1
 
 
-def round_trip_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo verify round-trip runs/demo_estonian/hf", "kielo verify round-trip hf:OWNER/NAME")
-    parser.add_argument("weights", metavar="WEIGHTS", help="Hugging Face folder, or hf:OWNER/NAME on the hub")
-    parser.add_argument("--keep", metavar="DIR", help="new folder that keeps the export; default: remove it")
-    parser.add_argument(
-        "--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON"
-    )
-
-
+@takes("""
+    $ kielo verify round-trip runs/demo_estonian/hf
+    $ kielo verify round-trip hf:OWNER/NAME
+    WEIGHTS     Hugging Face folder, or hf:OWNER/NAME on the hub
+    --keep DIR  new folder that keeps the export; default: remove it
+    --json      print every tensor's dtype, shape and sha256 as JSON
+""")
 def round_trip(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
         result = late.verify_round_trip(options.weights, options.keep and Path(options.keep))
@@ -122,13 +104,12 @@ def _warn_of_files(source: str) -> None:
         print_text(f"warning: {said}", sys.stderr)
 
 
-def position_heads_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo verify position-heads hf:OWNER/NAME text.txt")
-    parser.add_argument("weights", metavar="WEIGHTS", help="Hugging Face folder, or hf:OWNER/NAME on the hub")
-    parser.add_argument("text", metavar="TEXT", type=Path, help="a text file in a language of the model")
-    parser.add_argument("--json", action="store_true", help="print the losses as JSON")
-
-
+@takes("""
+    $ kielo verify position-heads hf:OWNER/NAME text.txt
+    WEIGHTS    Hugging Face folder, or hf:OWNER/NAME on the hub
+    TEXT:path  a text file in a language of the model
+    --json     print the losses as JSON
+""")
 def position_heads(options: argparse.Namespace) -> int:
     result = late.verify_position_heads(options.weights, options.text)
     _warn_of_files(result["source"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.cli.ideas import STAND_INS
+from kielo.cli.ideas import STAND_INS, check_nodes
 from kielo.models.families import read_hf_config
 from kielo.models.proportions import count
 from kielo.plan.idea import usual_training
@@ -91,19 +91,17 @@ def _vocabularies(
         if kind != "keep":
             made, size = make_row_map(kept, tokenizer, "mean"), vocabulary_size(tokenizer)
             new_rows = len(made.rows) - made.copied
-        found.append(Vocabulary(name, kind, size, of["bytes_per_token"], new_rows, of.get("english_tokens")))
+        per_token, english = of["bytes_per_token"], of.get("english_tokens")
+        found.append(Vocabulary(name, kind, size, per_token, new_rows, english))
     return found
 
 
 def _nodes(options: argparse.Namespace, recipe: Recipe) -> int | None:
     """Return the nodes to plan on, or None without a machine."""
     site = cluster(recipe.cluster)
-    if options.nodes is not None and not 1 <= options.nodes <= site.nodes:
-        raise KieloError(
-            f"--nodes {options.nodes}: {site.name} has 1 to {site.nodes} nodes. Fix: "
-            f"{min(max(options.nodes, 1), site.nodes)}"
-        )
-    if options.nodes is None and options.cluster:
+    if options.nodes is not None:
+        check_nodes(options.nodes, [options.nodes], site)
+    elif options.cluster:
         if site.nodes > 1:
             raise KieloError(f"--cluster {site.name} has 1 to {site.nodes} nodes; how many? Fix: --nodes 16")
         return 1
@@ -146,28 +144,13 @@ def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     rows = []
     for one in advice.choices:
         of, pays_from = one.vocabulary, advice.pays_from_bytes(one)
-        rows.append(
-            (
-                of.kind,
-                of.name,
-                short_amount(one.text_tokens),
-                _figure(one.text_cost),
-                f"{of.new_rows:,}",
-                short_amount(one.relearn_tokens),
-                _figure(one.relearn_cost),
-                _figure(one.cost),
-                "–"
-                if one is advice.choices[0]
-                else "never"
-                if pays_from is None
-                else format_bytes(pays_from),
-                *(
-                    [f"{of.english_tokens / english - 1:+.0%}" if of.english_tokens else "–"]
-                    if english
-                    else []
-                ),
-            )
-        )
+        pays = "never" if pays_from is None else format_bytes(pays_from)
+        text = (short_amount(one.text_tokens), _figure(one.text_cost), f"{of.new_rows:,}")
+        relearning = (short_amount(one.relearn_tokens), _figure(one.relearn_cost), _figure(one.cost))
+        row = [of.kind, of.name, *text, *relearning, "–" if one is advice.choices[0] else pays]
+        if english:
+            row.append(f"{of.english_tokens / english - 1:+.0%}" if of.english_tokens else "–")
+        rows.append(tuple(row))
     return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
 
 

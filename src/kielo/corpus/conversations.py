@@ -62,10 +62,10 @@ def _pair(fields: JsonTable) -> tuple[str, str] | None:
 def _listed(where: str, fields: JsonTable, name: str) -> list[Message]:
     if not isinstance(messages := fields.get(name), list):
         found = "is missing" if name not in fields else f"is a {type(messages).__name__}"
-        raise BadRecord(
-            BAD_MESSAGES,
-            f"{where}: the field {name!r} {found} and no list of messages (its fields are "
-            f"{', '.join(fields)[:200] or 'none'}). Fix: the source's text_field",
+        known = ", ".join(fields)[:200] or "none"
+        raise _bad(
+            f"{where}: the field {name!r} {found} and no list of messages (its fields are {known}). "
+            "Fix: the source's text_field"
         )
     return [_message(f"{where}, message {number}", entry) for number, entry in enumerate(messages, start=1)]
 
@@ -78,7 +78,7 @@ def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[
             case [str(asked), str(answered)]:
                 messages += [{"role": "user", "content": asked}, {"role": ANSWERS, "content": answered}]
             case _:
-                raise BadRecord(BAD_MESSAGES, f"{where}: its 'history' is no list of questions and answers")
+                raise _bad(f"{where}: its 'history' is no list of questions and answers")
     for role, name in (("user", question), (ANSWERS, answer)):
         value = fields[name]
         if isinstance(value, list):
@@ -87,8 +87,12 @@ def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[
             more = fields.get("input") if name == "instruction" else None
             messages.append({"role": role, "content": f"{value}\n{more}" if more else value})
         else:
-            raise BadRecord(BAD_MESSAGES, f"{where}: its {name!r} is no text")
+            raise _bad(f"{where}: its {name!r} is no text")
     return messages
+
+
+def _bad(message: str) -> BadRecord:
+    return BadRecord(BAD_MESSAGES, message)
 
 
 def _message(where: str, entry: Any) -> Message:
@@ -96,9 +100,7 @@ def _message(where: str, entry: Any) -> Message:
         if isinstance(entry, dict) and role_field in entry:
             role = entry[role_field]
             if not isinstance(role, str) or role not in ROLES:
-                raise BadRecord(
-                    BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}. Fix: one of {', '.join(ROLES)}"
-                )
+                raise _bad(f"{where}: unknown role {str(role)[:40]!r}. Fix: one of {', '.join(ROLES)}")
             # Tables have all keys in all messages, and null for missing values.
             more = {key: value for key, value in entry.items() if value is not None}
             more = {key: more[key] for key in more if key not in _SPELLINGS}
@@ -106,7 +108,7 @@ def _message(where: str, entry: Any) -> Message:
             if role == "function_call":
                 content, more = "", more | {"tool_calls": _called(where, content)}
             return {"role": ROLES[role], "content": content} | _with_weight(where, more)
-    raise BadRecord(BAD_MESSAGES, f"{where}: is no object with 'role' and 'content', or 'from' and 'value'")
+    raise _bad(f"{where}: is no object with 'role' and 'content', or 'from' and 'value'")
 
 
 def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
@@ -114,19 +116,16 @@ def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
     if content is None and (more.get("tool_calls") or more.get("function_call")):
         return ""
     if isinstance(content, list):
+        parts = [one if isinstance(one, dict) else {"type": type(one).__name__} for one in content]
         texts = [
-            one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
-            for one in content
+            one["text"] for one in parts if one.get("type") == "text" and isinstance(one.get("text"), str)
         ]
-        found = [one for one in texts if isinstance(one, str)]
-        if len(found) == len(texts):
-            return "".join(found)
-        kinds = {str(one.get("type")) if isinstance(one, dict) else type(one).__name__ for one in content}
-        raise BadRecord(
-            BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}, and not only text"
-        )
+        if len(texts) == len(parts):
+            return "".join(texts)
+        kinds = {str(one.get("type")) for one in parts}
+        raise _bad(f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}, and not only text")
     if not isinstance(content, str):
-        raise BadRecord(BAD_MESSAGES, f"{where}: its {name!r} is no text")
+        raise _bad(f"{where}: its {name!r} is no text")
     return content
 
 
@@ -134,7 +133,7 @@ def _with_weight(where: str, more: JsonTable) -> JsonTable:
     """Return the keys of a message, with its weight only if that is 0. `train` means the same."""
     weight = more.pop(WEIGHT, 1) if "train" not in more else more.pop("train")
     if weight not in (0, 1):
-        raise BadRecord(BAD_MESSAGES, f"{where}: its weight is {str(weight)[:40]}. Fix: 0 or 1")
+        raise _bad(f"{where}: its weight is {str(weight)[:40]}. Fix: 0 or 1")
     return more | ({} if weight else {WEIGHT: 0})
 
 
@@ -143,7 +142,7 @@ def _called(where: str, content: str) -> list[Any]:
     try:
         calls = json.loads(content)
     except ValueError:
-        raise BadRecord(BAD_MESSAGES, f"{where}: the text of a function_call is no JSON") from None
+        raise _bad(f"{where}: the text of a function_call is no JSON") from None
     calls = calls if isinstance(calls, list) else [calls]
     return [{"type": "function", "function": call} for call in calls]
 
@@ -153,9 +152,9 @@ def _tools(where: str, tools: Any) -> list[Any] | None:
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError:
-            raise BadRecord(BAD_MESSAGES, f"{where}: its 'tools' are no JSON") from None
+            raise _bad(f"{where}: its 'tools' are no JSON") from None
     if tools is not None and not isinstance(tools, list):
-        raise BadRecord(BAD_MESSAGES, f"{where}: its 'tools' are no list")
+        raise _bad(f"{where}: its 'tools' are no list")
     return tools or None
 
 
@@ -169,9 +168,8 @@ class WholeConversations(DocumentFilter):
         answers = [message for message in messages if message["role"] == ANSWERS]
         if not answers:
             return "no answer"
-        is_whole = all(
-            one["content"].strip() or one.get("tool_calls") or one.get("function_call") for one in answers
-        )
+        calls = ("tool_calls", "function_call")
+        is_whole = all(one["content"].strip() or any(map(one.get, calls)) for one in answers)
         return None if is_whole else "an answer is empty"
 
 

@@ -127,14 +127,12 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelS
     """Describe the text that was read. Raises KieloError for a source that was empty or changed."""
     described = []
     for source in sources:
-        for file, before, now in zip(
-            source.files, source.stamps, file_stamps(source.root, source.files), strict=True
-        ):
+        stamps = file_stamps(source.root, source.files)
+        for file, before, now in zip(source.files, source.stamps, stamps, strict=True):
             if before != now:
-                raise KieloError(
-                    f"{Path(source.root) / file}: changed while the corpus was read. Fix: run again once "
-                    "nobody writes to it"
-                )
+                path = Path(source.root) / file
+                fix = "Fix: run again once nobody writes to it"
+                raise KieloError(f"{path}: changed while the corpus was read. {fix}")
         if source.name not in reader.counts:
             raise KieloError(
                 f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
@@ -195,12 +193,10 @@ def _conclude(
     if empty := [source for source in sources if source.name not in kept]:
         messages = [[_empty_source(raw.name, settings, tallies), wrapping_advice(raw)] for raw in empty]
         raise KieloError("\n".join(part for message in messages for part in message if part))
-    described = [
-        source.model_copy(
-            update={f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
-        )
-        for source in read
-    ]
+    described = []
+    for source in read:
+        left = {f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
+        described.append(source.model_copy(update=left))
     write_json(folder, Funnel(settings=settings, sources=described, steps=rows, threshold_table=table))
     return CorpusCounts(
         bytes_in=sum(source.bytes_in for source in described),
@@ -235,10 +231,8 @@ def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
     table = {}
     for kind, counts in sums.items():
         total = counts["bytes_identified", ""]
-        table[kind] = {
-            str(threshold): round(counts["bytes_at", str(threshold)] / total, 4) if total else 0.0
-            for threshold in THRESHOLDS
-        }
+        reached = {str(threshold): counts["bytes_at", str(threshold)] for threshold in THRESHOLDS}
+        table[kind] = {name: round(size / total, 4) if total else 0.0 for name, size in reached.items()}
     return table
 
 
@@ -270,10 +264,8 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
     for kind, became in ((FOREIGN_DROPPED, "dropped"), (FOREIGN_KEPT, "kept")):
         if number := total[kind, ""]:
             lines = [line for tally in own for line in tally.first_examples(raw.name, kind, NUM_EXAMPLES)]
-            yield (
-                f"{raw.name}: {number:,} lines with letters of another script {became}, "
-                f"e.g. {' | '.join(lines)}"
-            )
+            said = f"{number:,} lines with letters of another script {became}"
+            yield f"{raw.name}: {said}, e.g. {' | '.join(lines)}"
 
 
 def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
@@ -284,10 +276,8 @@ def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice
         if row.bytes or row.documents
     ]
     for kind, shares in table.items():
-        lines.append(
-            f"  share of {kind} at each language threshold: "
-            + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items())
-        )
+        shown = "  ".join(f"{threshold}: {share:.1%}" for threshold, share in shares.items())
+        lines.append(f"  share of {kind} at each language threshold: {shown}")
     lines.append(advice)
     return "\n".join(lines)
 
@@ -297,17 +287,13 @@ def _largest_reasons(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, in
     for (what, reason), amount in counts.items():
         if what in ("documents", "lines", "bytes"):
             dropped[reason][what] += amount
-    order = sorted(
-        dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason)
-    )
+    order = sorted(dropped, key=lambda of: (-dropped[of]["bytes"], -dropped[of]["documents"], of))
     shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
         shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
     shown = shown or {"": Counter()}
-    return {
-        reason: {"documents": count["documents"], "lines": count["lines"], "bytes": count["bytes"]}
-        for reason, count in shown.items()
-    }
+    kinds = ("documents", "lines", "bytes")
+    return {reason: {kind: count[kind] for kind in kinds} for reason, count in shown.items()}
 
 
 _ADVICE = {

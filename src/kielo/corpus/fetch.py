@@ -65,9 +65,8 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
 
 
 def _wanted(source: Source) -> JsonTable:
-    return source.model_dump(
-        include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
-    )
+    keys = {"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
+    return source.model_dump(include=keys)
 
 
 def _place(source: Source, raw_folder: Path, prefetched: Path | None) -> tuple[Path, bool]:
@@ -150,10 +149,11 @@ def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:
 def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     """Return the folder of a local source, and the sorted names in it that are read, and that are not."""
     name, pattern, kind = source.name, source.path or "", source.kind
+    where = f"corpus.sources, {name}"
     place = Path(pattern).expanduser()
     if place.is_file():
         if not is_readable(place, kind):
-            raise KieloError(f"corpus.sources, {name}: {place}: unknown format. Fix: {formats(kind)}")
+            raise KieloError(f"{where}: {place}: unknown format. Fix: {formats(kind)}")
         _is_file(name, place)
         return place.parent, [place.name], []
     if place.is_dir():
@@ -161,7 +161,7 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     else:
         entries = [Path(path) for path in glob.glob(str(place), recursive=True)]
         if not entries:
-            raise KieloError(f"corpus.sources, {name}: {pattern}: no such file or folder, or no match")
+            raise KieloError(f"{where}: {pattern}: no such file or folder, or no match")
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
     found = (path for entry in entries for path in (_files_below(name, entry) if entry.is_dir() else [entry]))
     read, unread = set(), set()
@@ -172,9 +172,7 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
         elif not path.is_dir():
             unread.add(file)
     if not read:
-        raise KieloError(
-            f"corpus.sources, {name}: {pattern}: has no file of a known format. Fix: {formats(kind)}"
-        )
+        raise KieloError(f"{where}: {pattern}: has no file of a known format. Fix: {formats(kind)}")
     if kind != "code":  # beside code there may be anything
         _refuse_unread(source, sorted(unread))
     return root, sorted(read), sorted(unread)

@@ -1,15 +1,21 @@
-"""Filters of lines, documents, duplicates and pairs. Each gives None to keep, or the reason to drop."""
+"""Steps that clean text: its normal form, and filters of lines, documents, duplicates and pairs.
+
+A filter gives None to keep, or the reason to drop. The normal form is Unicode NFC without control characters,
+with single spaces and no empty lines. NFC and not NFKC, which would rewrite what people typed on purpose (²,
+½, …). The controls U+0080 to U+009F are letters and signs of windows-1252 that were taken for Latin-1. They
+become these letters, as in browsers (WHATWG, HTML, section 13.2.5.80).
+"""
 
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import regex
 import xxhash
 
 from kielo.artifact.documents import TURNS
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
-from kielo.corpus.normalise import count_c1, normalise_line
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
@@ -33,6 +39,7 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
     ]
 
 
+@dataclass
 class ScriptFilter(LineFilter):
     """A filter of lines with more than `max_foreign_share` of their letters outside `scripts` and `letters`.
 
@@ -40,20 +47,18 @@ class ScriptFilter(LineFilter):
     """
 
     name = "script"
+    scripts: Sequence[str]
+    letters: str
+    max_foreign_share: float
 
-    def __init__(self, scripts: Sequence[str], letters: str, max_foreign_share: float):
-        super().__init__()
-        self.scripts = tuple(scripts)
-        self.letters = letters
-        self.max_foreign_share = max_foreign_share
-        self.foreign = _foreign_letters(self.scripts, letters)
-        self.is_latin_own = "Latin" in self.scripts
+    def __post_init__(self) -> None:
+        self.foreign = _foreign_letters(self.scripts, self.letters)
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         return [self._judge_line(line, document) for line in document.lines]
 
     def _judge_line(self, line: str, document: SplitDocument) -> str | None:
-        if self.is_latin_own and line.isascii():
+        if "Latin" in self.scripts and line.isascii():
             return None
         foreign = self.foreign.findall(line)
         if not foreign:
@@ -64,12 +69,10 @@ class ScriptFilter(LineFilter):
         return None if is_kept else f"letters of another script ({_script(foreign)})"
 
 
+@dataclass
 class LineLength(LineFilter):
     name = "line length"
-
-    def __init__(self, min_characters: int):
-        super().__init__()
-        self.min_characters = min_characters
+    min_characters: int
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         reason = f"under {self.min_characters} characters"
@@ -125,14 +128,12 @@ class NotEmpty(DocumentFilter):
         return None if any(line.strip() for line in document.lines) else "empty"
 
 
+@dataclass
 class DocumentLength(DocumentFilter):
     """A filter of documents with too few characters. It runs last, after the filters of duplicates."""
 
     name = "document length"
-
-    def __init__(self, min_characters: int):
-        super().__init__()
-        self.min_characters = min_characters
+    min_characters: int
 
     def judge(self, document: SplitDocument) -> str | None:
         # Characters of the joined text: the lines and the line ends between them.
@@ -140,6 +141,7 @@ class DocumentLength(DocumentFilter):
         return f"under {self.min_characters} characters" if num_characters < self.min_characters else None
 
 
+@dataclass
 class _Duplicates(CorpusStep):
     """A filter of exact duplicates over the whole corpus, in its order, in a single process: the first stays.
 
@@ -147,9 +149,7 @@ class _Duplicates(CorpusStep):
     two of 10⁹ different lines collide is 3 %.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[int] = set()
+    _seen: set[int] = field(default_factory=set, init=False)
 
     def _verdict(self, text: str) -> str | None:
         digest, before = xxhash.xxh3_64_intdigest(text.encode()), len(self._seen)
@@ -200,14 +200,12 @@ class WholePairs(DocumentFilter):
         return "both sides are the same" if first == second else None
 
 
+@dataclass
 class SideLanguage(LanguageFilter, DocumentFilter):
     """A filter of pairs one side of which looks like another language, by the identifier's best guess."""
 
     name = "pair language"
-
-    def __init__(self, identifier: str, rule: LanguageRule, side: int):
-        super().__init__(identifier, rule.identifier_codes, rule.line_threshold)
-        self.side = side
+    side: int
 
     def judge(self, document: SplitDocument) -> str | None:
         text = document.pair()[self.side]
@@ -218,15 +216,14 @@ class SideLanguage(LanguageFilter, DocumentFilter):
         return None if found == NOT_SURE else found
 
 
+@dataclass
 class LayOutPairs(CorpusStep):
     """A step that makes one text of each pair, by a template and in a direction that the sides decide."""
 
     name = "lay out pairs"
-
-    def __init__(self, templates: Sequence[str], reverse_share: float, languages: Sequence[str]):
-        super().__init__()
-        self.templates, self.reverse_share = tuple(templates), reverse_share
-        self.languages = tuple(languages)
+    templates: Sequence[str]
+    reverse_share: float
+    languages: Sequence[str]
 
     def work(self, document: SplitDocument) -> bool:
         # By the sides alone, so the same for any number of workers and any seed of a run.
@@ -245,3 +242,43 @@ class LayOutPairs(CorpusStep):
 
 def _normal_form(side: str) -> str:
     return "\n".join(filter(None, map(normalise_line, lines_of(side))))
+
+
+C1 = regex.compile("[\u0080-\u009f]")
+# Byte → its character in windows-1252. Its five holes are dropped as controls.
+_OF_WINDOWS_1252 = {
+    byte: character for byte in range(0x80, 0xA0) if (character := bytes([byte]).decode("cp1252", "ignore"))
+}
+# Controls but for the tab, and invisible characters that only split words: soft hyphen, zero-width space,
+# word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need them.
+UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
+
+
+def normalise_line(line: str) -> str:
+    """Return the line in NFC, without control characters, with single spaces and none at the ends."""
+    if line.isascii():
+        return " ".join(UNWANTED.sub("", line).split())
+    line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
+    # Last, because a dropped character may have stood between a letter and its mark.
+    return unicodedata.normalize("NFC", " ".join(line.split()))
+
+
+def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
+    """Count controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
+    if not text.isascii() and (found := len(C1.findall(text))):
+        step.count(f"{what}_characters", amount=found)
+        step.count(f"{what}_documents")
+
+
+class Normalise(CorpusStep):
+    name = "normalise"
+
+    def work(self, document: SplitDocument) -> bool:
+        before = document.num_bytes
+        count_c1(self, "".join(document.lines))
+        lines = [normalise_line(line) for line in document.lines]
+        document.set_lines([line for line in lines if line])
+        self.count("bytes", "white space and control characters", before - document.num_bytes)
+        if not document.lines:
+            self.count("documents", "empty")
+        return bool(document.lines)

@@ -5,6 +5,7 @@ benchmarks/data/language_identification.py. Filters count how much other thresho
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -70,15 +71,16 @@ def load_identifier(name: str) -> Identifier:
     return IDENTIFIERS[name]()
 
 
+@dataclass
 class LanguageFilter(CorpusStep):
     """A filter by language: the model, the threshold, and counts at other thresholds."""
 
-    def __init__(self, identifier: str, codes: Sequence[str], threshold: float):
-        super().__init__()
-        self.identifier = identifier
-        self.codes = tuple(codes)
-        self.threshold = threshold
-        model, own_codes = load_identifier(identifier), self.codes
+    identifier: str
+    codes: Sequence[str]
+    threshold: float
+
+    def __post_init__(self) -> None:
+        model, own_codes = load_identifier(self.identifier), self.codes
 
         # Without `self`, so that no cycle of references keeps the remembered texts alive.
         def identify(text: str) -> tuple[float, str]:

@@ -146,9 +146,7 @@ def tmx_records(
     try:
         parser.close()
     except ParseError as problem:
-        raise KieloError(
-            f"{path}: cut short or not XML ({problem}). Fix: copy or download it again"
-        ) from None
+        raise KieloError(f"{path}: cut short or no XML ({problem}). Fix: copy or download it again") from None
 
 
 def _unit_records(
@@ -208,9 +206,7 @@ def _decoded(path: Path, given: str | None) -> Iterator[str]:
             "encoding in its first line, or convert the file and name UTF-8 there"
         ) from None
     except LookupError:
-        raise KieloError(
-            f"{path}: unknown encoding {encoding!r} in its first line. Fix: correct it"
-        ) from None
+        raise KieloError(f"{path}: unknown encoding {encoding!r} in line 1. Fix: correct it") from None
 
 
 def _declared_encoding(start: bytes) -> str:

@@ -7,24 +7,13 @@ through their own. Text that others have cleaned passes as it is.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
+from kielo.corpus import filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
-from kielo.corpus.filters import (
-    DocumentDuplicates,
-    DocumentLength,
-    LayOutPairs,
-    LineDuplicates,
-    NormaliseSides,
-    NotEmpty,
-    SideLanguage,
-    WholePairs,
-    document_filters,
-    line_filters,
-)
-from kielo.corpus.normalise import Normalise
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, records, unreadable
 from kielo.corpus.raw_record import BadRecord, Record
@@ -34,8 +23,8 @@ from kielo.corpus.step import (
     SplitDocument,
     Tally,
     is_cleaned,
+    language_rule,
     language_rules,
-    side_rules,
     split_document,
     split_verbatim,
 )
@@ -49,18 +38,15 @@ MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 5, 300  # bad records of each source that
 BYTES_PER_FILE = 512 << 20
 
 
+@dataclass
 class ReadSources(CorpusStep):
     """The reader of the sources. Worker r of n takes documents r, r + n, …, so a big file keeps all busy."""
 
     name = "read"
-
-    def __init__(
-        self, sources: tuple[RawSource, ...], max_document_bytes: int, workers: int = 1, rank: int = 0
-    ):
-        super().__init__()
-        self.sources = sources
-        self.max_document_bytes = max_document_bytes
-        self.workers, self.rank = workers, rank
+    sources: tuple[RawSource, ...]
+    max_document_bytes: int
+    workers: int = 1
+    rank: int = 0
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         return super().run(self.documents())
@@ -98,28 +84,25 @@ class ReadSources(CorpusStep):
         self.count_example(BAD, place, text, MAX_EXAMPLES)
 
 
+@dataclass
 class WriteCleaned(CorpusStep):
     name = "write cleaned"
-
-    def __init__(self, folder: Path, rank: int = 0):
-        super().__init__()
-        self.path = folder / f"{rank:05d}{SUFFIX}"
+    folder: Path
+    rank: int = 0
 
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
-        with DocumentWriter(self.path) as writer:
+        with DocumentWriter(self.folder / f"{self.rank:05d}{SUFFIX}") as writer:
             for document in super().run(documents):
                 writer.add({**_as_record(document), "place": document.place})
                 yield document
 
 
+@dataclass
 class MergeCleaned(CorpusStep):
     """The start of the second pass, which reads all workers' documents in the order of the corpus."""
 
     name = "merge cleaned"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
+    folder: Path
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
@@ -129,14 +112,12 @@ class MergeCleaned(CorpusStep):
             yield split_verbatim(record["text"], record["id"], record["source"], place, facts)
 
 
+@dataclass
 class WriteDocuments(CorpusStep):
     """The end of the second pass, which writes files of about BYTES_PER_FILE and counts words."""
 
     name = "write"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
+    folder: Path
 
     def work(self, document: SplitDocument) -> bool:
         self.count("words", amount=sum(map(len, document.words())))
@@ -163,12 +144,8 @@ class WriteDocuments(CorpusStep):
 
 
 def _as_record(document: SplitDocument) -> Document:
-    return {
-        "id": document.id,
-        "text": document.join(),
-        "source": document.source,
-        "metadata": document.metadata,
-    }
+    text, facts = document.join(), document.metadata
+    return {"id": document.id, "text": text, "source": document.source, "metadata": facts}
 
 
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
@@ -203,8 +180,8 @@ def first_pass(
     others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
         ReadSources(sources, corpus.max_document_bytes, workers, rank),
-        *_only(others, NotEmpty()),
-        *_only(own, Normalise()),
+        *_only(others, filters.NotEmpty()),
+        *_only(own, filters.Normalise()),
         *_language_steps(corpus, recipe.language),
         *_only(code, *code_filters(corpus.code)),
         *_pair_steps(corpus),
@@ -219,9 +196,9 @@ def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusSt
     own = _names(corpus, is_cleaned)
     return [
         MergeCleaned(cleaned),
-        *([DocumentDuplicates()] if corpus.deduplicate_documents else []),
-        *_only(own if corpus.deduplicate_lines else (), LineDuplicates()),
-        *_only(own, DocumentLength(corpus.min_document_characters)),
+        *([filters.DocumentDuplicates()] if corpus.deduplicate_documents else []),
+        *_only(own if corpus.deduplicate_lines else (), filters.LineDuplicates()),
+        *_only(own, filters.DocumentLength(corpus.min_document_characters)),
         WriteDocuments(documents),
     ]
 
@@ -234,7 +211,7 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
-    for make in (line_filters, document_filters):
+    for make in (filters.line_filters, filters.document_filters):
         for rule, names in groups.items():
             detail = " or ".join(rule.languages) if len(groups) > 1 else ""
             steps += [step.for_sources(names, detail) for step in make(corpus, rule)]
@@ -243,14 +220,16 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
 
 def _pair_steps(corpus: Corpus) -> list[CorpusStep]:
     pairs = [source for source in corpus.sources if source.kind == "parallel"]
-    steps = _only([source.name for source in pairs if source.clean], NormaliseSides())
-    steps += _only([source.name for source in pairs], WholePairs())
+    steps = _only([source.name for source in pairs if source.clean], filters.NormaliseSides())
+    steps += _only([source.name for source in pairs], filters.WholePairs())
     for source in pairs:
-        for side, rule in enumerate(side_rules(corpus, source) if source.clean else ()):
-            step = SideLanguage(corpus.language_identifier, rule, side)
+        rules = [language_rule(corpus, [language(code)]) for code in source.language]
+        for side, rule in enumerate(rules if source.clean else ()):
+            how = (corpus.language_identifier, rule.identifier_codes, rule.line_threshold, side)
+            step = filters.SideLanguage(*how)
             steps.append(step.for_sources([source.name], f"{rule.languages[0]} of {source.name}"))
         names = [language(code).name for code in source.language]
-        layout = LayOutPairs(source.templates, source.reverse_share, names)
+        layout = filters.LayOutPairs(source.templates, source.reverse_share, names)
         steps.append(layout.for_sources([source.name], source.name))
     return steps
 

@@ -6,6 +6,7 @@ lines, share of letters and digits, and marks of generated files.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from kielo.corpus.step import DocumentFilter, SplitDocument
@@ -49,28 +50,25 @@ def code_filters(code: CodeFilters) -> list[DocumentFilter]:
     ]
 
 
+@dataclass
 class ProgrammingLanguage(DocumentFilter):
     """A filter of files in other programming languages, or in unknown ones."""
 
     name = "programming language"
-
-    def __init__(self, languages: Sequence[str]):
-        super().__init__()
-        self.languages = frozenset(languages)
+    languages: Sequence[str]
 
     def judge(self, document: SplitDocument) -> str | None:
         found = document.metadata.get(LANGUAGE, "not known")
         return None if found in self.languages else f"is {found}"
 
 
+@dataclass
 class LineLengths(DocumentFilter):
     """A filter of files with a very long line, or with long lines on average: data, and minified code."""
 
     name = "code line length"
-
-    def __init__(self, max_characters: int, max_mean_characters: float):
-        super().__init__()
-        self.max_characters, self.max_mean_characters = max_characters, max_mean_characters
+    max_characters: int
+    max_mean_characters: float
 
     def judge(self, document: SplitDocument) -> str | None:
         lengths = [len(line) for line in _lines(document)]
@@ -81,28 +79,24 @@ class LineLengths(DocumentFilter):
         return None
 
 
+@dataclass
 class GeneratedMarks(DocumentFilter):
     """A filter of files whose first lines say that a program wrote them."""
 
     name = "generated code"
-
-    def __init__(self, marks: Sequence[str]):
-        super().__init__()
-        self.marks = tuple(mark.lower() for mark in marks)
+    marks: Sequence[str]
 
     def judge(self, document: SplitDocument) -> str | None:
         header = "\n".join(_lines(document)[:HEADER_LINES]).lower()
-        return next((f"says {mark!r}" for mark in self.marks if mark in header), None)
+        return next((f"says {mark!r}" for mark in map(str.lower, self.marks) if mark in header), None)
 
 
+@dataclass
 class AlphanumericShare(DocumentFilter):
     """A filter of files of which few characters are letters or digits. Line ends do not count."""
 
     name = "alphanumeric share"
-
-    def __init__(self, min_share: float):
-        super().__init__()
-        self.min_share = min_share
+    min_share: float
 
     def judge(self, document: SplitDocument) -> str | None:
         total = sum(map(len, document.lines))

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]  # which the stub lacks
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,14 @@ class Record:
 
 
 def too_long(place: str, max_bytes: int) -> BadRecord:
-    return BadRecord(
-        TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}. Fix: cut it, or set more"
-    )
+    told = f"{place}: longer than corpus.max_document_bytes = {max_bytes}. Fix: cut it, or set more"
+    return BadRecord(TOO_LONG, told)
 
 
-_SPACE, _BETWEEN = re.compile(r"[ \t\n\r]*"), re.compile(r"[\s,]*")
+_BETWEEN = re.compile(r"[\s,]*")
+_LAST_COMMA = re.compile(r"([^{ \t\n\r])[ \t\n\r]*,[ \t\n\r]*\}[ \t\n\r]*$")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+_STORABLE_DEPTH = 254  # orjson's
 
 
 def lenient_fields(line: bytes) -> JsonTable | None:
@@ -58,54 +58,35 @@ def lenient_fields(line: bytes) -> JsonTable | None:
     Such are NaN, Infinity and lone surrogates, which Python writes, 1e999, and values nested a thousand deep.
     """
     try:
-        text = line.decode("utf-8")
-        fields = _fields(text, _skip(text, 0))
-    except (ValueError, IndexError):
+        text = _LAST_COMMA.sub(r"\1}", line.decode("utf-8"))
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            fields = json.loads(_without_deep_values(text))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
         return None
     return {
         name: value if _is_storable(value) else False for name, value in fields.items() if _is_storable(name)
     }
 
 
-def _fields(text: str, place: int) -> JsonTable:
-    """Read the object that begins at `place` and is all of the text. Raises ValueError or IndexError."""
-    if text[place] != "{":
-        raise ValueError
-    fields: JsonTable = {}
-    place = _skip(text, place + 1)
-    while text[place] != "}":
-        if text[place] != '"':
-            raise ValueError
-        name, place = scanstring(text, place + 1)
-        if text[place := _skip(text, place)] != ":":
-            raise ValueError
-        fields[name], place = _value(text, _skip(text, place + 1))
-        place = _skip(text, place)
-        if text[place] == ",":
-            place = _skip(text, place + 1)
-        elif text[place] != "}":
-            raise ValueError
-    if _skip(text, place + 1) != len(text):
-        raise ValueError
-    return fields
-
-
-def _value(text: str, place: int) -> tuple[Any, int]:
-    """Return a value and its end. A value that is nested too deep is False."""
-    try:
-        return json.JSONDecoder().raw_decode(text, place)
-    except RecursionError:
-        depth = 0
-        for mark in _MARK.finditer(text, place):
-            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
-            if not depth:
-                return False, mark.end()
-        raise ValueError from None
-
-
-def _skip(text: str, place: int, passed_over: re.Pattern[str] = _SPACE) -> int:
-    found = passed_over.match(text, place)
-    return found.end() if found else place
+def _without_deep_values(text: str) -> str:
+    """Return an object's text with false for each value that is nested too deep to be stored."""
+    depth = begin = deepest = 0
+    found = []
+    for mark in _MARK.finditer(text):
+        change = {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
+        if change == 1 and depth == 1:
+            begin, deepest = mark.start(), 0
+        depth += change
+        deepest = max(deepest, depth)
+        if change == -1 and depth == 1 and deepest > _STORABLE_DEPTH:
+            found.append((begin, mark.end()))
+    for begin, end in reversed(found):
+        text = f"{text[:begin]}false{text[end:]}"
+    return text
 
 
 def _is_storable(value: Any) -> bool:
@@ -116,6 +97,11 @@ def _is_storable(value: Any) -> bool:
     return True
 
 
+def _after_space(text: str, place: int) -> int:
+    found = _BETWEEN.match(text, place)
+    return found.end() if found else place
+
+
 def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
     """Yield the elements of an array, or all values of a file, from 1. Raises KieloError or BadRecord."""
     decoder, text, number, is_array, is_over = json.JSONDecoder(), "", 0, False, False
@@ -124,7 +110,7 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
         if not number and not is_array and (start := text.lstrip()):
             is_array, text = start.startswith("["), start.removeprefix("[")
         place = 0
-        while not is_over and (place := _skip(text, place, _BETWEEN)) < len(text):
+        while not is_over and (place := _after_space(text, place)) < len(text):
             if is_array and text[place] == "]":
                 is_over, place = True, place + 1
                 break

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import regex
 
@@ -72,11 +72,6 @@ def text_fields(source: Source) -> tuple[str, ...]:
 def is_cleaned(source: Source) -> bool:
     """Return True for a source of running text, which the filters of lines and documents see."""
     return source.kind == "text" and source.clean
-
-
-def side_rules(corpus: Corpus, source: Source) -> tuple[LanguageRule, LanguageRule]:
-    first, second = (language_rule(corpus, [language(code)]) for code in source.language)
-    return first, second
 
 
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
@@ -212,17 +207,16 @@ class Tally:
         return [text for *_, text in found[:most]]
 
 
+@dataclass
 class CorpusStep(ABC):
     """A step that passes documents through `work` and counts the rest. The funnel has its `detail`."""
 
-    name: str
-    detail: str = ""
-
-    def __init__(self) -> None:
-        self.counts: Counts = defaultdict(Counter)
-        self.examples: list[Example] = []
-        self.only: frozenset[str] | None = None
-        self.source = ""
+    name: ClassVar[str]
+    detail: str = field(default="", init=False)
+    counts: Counts = field(default_factory=lambda: defaultdict(Counter), init=False)
+    examples: list[Example] = field(default_factory=list, init=False)
+    only: frozenset[str] | None = field(default=None, init=False)
+    source: str = field(default="", init=False)
 
     def for_sources(self, names: Iterable[str], detail: str = "") -> Self:
         """Let documents of all other sources pass unchanged. Return this step."""

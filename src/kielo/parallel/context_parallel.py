@@ -27,9 +27,9 @@ from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.dropout import WeightNoise
 from kielo.parallel import lower_right_attention
 from kielo.parallel.mesh import Mesh
+from kielo.recipe.amounts import multiples_around
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
-from kielo.resolve.shares import lengths_that_split
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
@@ -37,7 +37,7 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     if ranks == 1:
         return torch.arange(sequence_length)
     if sequence_length % (2 * ranks):
-        lengths = " or ".join(str(length) for length in lengths_that_split(sequence_length, ranks))
+        lengths = " or ".join(str(length) for length in multiples_around(sequence_length, 2 * ranks))
         raise KieloError(
             f"a sequence of {sequence_length} tokens does not split into {2 * ranks} equal blocks, two for "
             f"each of layout.context = {ranks} ranks. Fix: a sequence_length of {lengths}"

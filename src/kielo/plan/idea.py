@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kielo.models.proportions import count
 from kielo.recipe.sections import Recipe
-from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
+from kielo.resolve.text import has_budget, with_budget_of_ready_tokens
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # forward and backward (Kaplan et al. 2020, arXiv:2001.08361)
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv:2203.15556)

@@ -18,7 +18,6 @@ from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import CompleteModel, Layout, Precision, Recipe
-from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
 from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.planned_phases import flops_per_token
@@ -26,6 +25,7 @@ from kielo.resolve.resolve import case_before_text
 from kielo.resolve.rules import Case, Machine, device_has_fp8, refuse
 from kielo.resolve.software import planned, usual_precision, with_precision
 from kielo.resolve.state_bytes import host_bytes
+from kielo.resolve.text import check_budget, with_budget_of_ready_tokens
 
 Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 

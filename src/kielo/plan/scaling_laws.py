@@ -13,9 +13,9 @@ from kielo.plan.idea import FLOPS_PER_PARAMETER_AND_TOKEN, parameters_asked
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
-from kielo.resolve.budget import has_budget
 from kielo.resolve.complete_model import model_of_weights_here
 from kielo.resolve.mixture_table import WORTH_OF_REPEATS
+from kielo.resolve.text import has_budget
 
 USEFUL_EPOCHS = 16  # after which repetition gains next to nothing (Muennighoff et al. 2023, section 6)
 _WORTH_OF_EXCESS = 5.309743  # R_N*: like WORTH_OF_REPEATS, of parameters

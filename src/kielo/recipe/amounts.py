@@ -1,4 +1,4 @@
-"""Large numbers as people write them, "3B", "350M", "1.5T" → whole numbers, and back; durations as text."""
+"""Large numbers as people write them, "3B", "350M", "1.5T" → whole numbers, and back; durations."""
 
 import re
 from typing import Annotated, Any
@@ -43,6 +43,12 @@ def parse_device_hours(text: str) -> int | None:
         r"\s*([\d_.,]+\s*[KM]?)\s*(?:h|(?:GPU|device)[- ]?h(?:ours?)?)\s*", text, re.IGNORECASE
     )
     return parse_amount(found[1]) if found else None
+
+
+def multiples_around(number: int, unit: int) -> list[int]:
+    """Return the multiples of `unit` next to `number`, below and above, without 0."""
+    below = number // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
 
 
 def short_amount(number: float) -> str:

@@ -6,7 +6,7 @@ A card is a TOML file in kielo/cards, which has the source and date of each figu
 import os
 import re
 import tomllib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -162,9 +162,7 @@ class Jobs(Section):
     def _has_one_constraint(self) -> "Jobs":
         both = [option for option in self.options if re.match(r"(--constraint|-C)\b", option)]
         if both and any(partition.constraint for partition in self.partitions):
-            raise ValueError(
-                f"{both[0]} in options would replace the constraint of a partition. Fix: one of both"
-            )
+            raise ValueError(f"{both[0]} in options replaces the constraint of a partition. Fix: one of both")
         return self
 
     @model_validator(mode="after")
@@ -312,23 +310,16 @@ def accelerator_of_device(device_name: str) -> Accelerator | None:
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 
 
-def languages() -> list[str]:
-    return _names("languages")
-
-
-def clusters() -> list[str]:
-    return _names("clusters")
-
-
-def accelerators() -> list[str]:
-    return _names("accelerators")
-
-
 Card = TypeVar("Card", Language, Cluster, Accelerator)
 
 
 def _names(kind: str) -> list[str]:
     return sorted(path.stem for path in (_CARDS / kind).glob("*.toml"))
+
+
+languages = partial(_names, "languages")
+clusters = partial(_names, "clusters")
+accelerators = partial(_names, "accelerators")
 
 
 def _card(kind: str, name: str, model: type[Card]) -> Card:

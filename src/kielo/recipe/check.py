@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kielo.recipe.amounts import short_amount
+from kielo.recipe.amounts import multiples_around, short_amount
 from kielo.recipe.cards import a_new_card, clusters, is_own_card, language, languages
 from kielo.recipe.complaints import CONTROL, Complaint, did_you_mean, strings
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
+from kielo.recipe.phases import OF_A_SEGMENT, full_phases, skip_complaints, steps_of_run
 from kielo.recipe.places import conversion
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
-from kielo.recipe.without_effect import OF_A_SEGMENT, is_given, without_effect
+from kielo.recipe.without_effect import is_given, without_effect
 
 _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Unlike words, such a name has marks around it, so it is no piece of a text.
@@ -349,22 +349,21 @@ def _transplant_vectors(model: Model) -> Found:
 def _steps(recipe: Recipe) -> Found:
     for phase in full_phases(recipe):
         asked, length = phase.tokens_per_step, phase.sequence_length
-        step_key, length_key, tokens_key = (
-            phase.key(name) for name in ("tokens_per_step", "sequence_length", "tokens")
-        )
+        names = ("tokens_per_step", "sequence_length", "tokens")
+        step_key, length_key, tokens_key = map(phase.key, names)
         if asked % length:
-            below = asked // length * length
-            fit = [str(number) for number in (below, below + length) if number]
-            yield (
-                (step_key, length_key),
-                f"{step_key} = {asked} is no multiple of {length_key} = {length}. Fix: {' or '.join(fit)}",
-            )
+            yield (step_key, length_key), _no_multiple(step_key, asked, length_key, length)
         if phase.tokens < asked:
             yield (
                 (tokens_key, step_key),
                 f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}. "
                 f"Fix: {asked} or more",
             )
+
+
+def _no_multiple(key: str, number: int, unit_key: str, unit: int) -> str:
+    fit = " or ".join(map(str, multiples_around(number, unit)))
+    return f"{key} = {number} is no multiple of {unit_key} = {unit}. Fix: {fit}"
 
 
 def _phases(recipe: Recipe) -> Found:
@@ -418,14 +417,9 @@ def _batch_ramp(recipe: Recipe) -> Found:
         return
     length = phase.sequence_length
     for name in ("first_tokens_per_step", "step_tokens"):
-        key, size = f"train.batch_ramp.{name}", getattr(ramp, name)
+        key, size, length_key = f"train.batch_ramp.{name}", getattr(ramp, name), phase.key("sequence_length")
         if size % length:
-            below, length_key = size // length * length, phase.key("sequence_length")
-            fit = " or ".join(str(number) for number in (below, below + length) if number)
-            yield (
-                (key, length_key),
-                f"{key} = {size} is no multiple of {length_key} = {length}. Fix: {fit}",
-            )
+            yield (key, length_key), _no_multiple(key, size, length_key, length)
     full_key, growth = phase.key("tokens_per_step"), phase.tokens_per_step - ramp.first_tokens_per_step
     if growth <= 0 or growth % ramp.step_tokens and not ramp.step_tokens % length:
         last = ramp.first_tokens_per_step + max(1, growth // ramp.step_tokens) * ramp.step_tokens

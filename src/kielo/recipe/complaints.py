@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from kielo.recipe.errors import KieloError
 
@@ -34,16 +35,11 @@ def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 # The fix, by pydantic's kind of error, if pydantic's own message is about Python.
 _KINDS = {
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
+    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list in [ ]"),
     "string_type": "a text in quotes",
-    "tuple_type": "a list in [ ]",
-    "list_type": "a list in [ ]",
     "dict_type": "a table in { }",
     "model_type": "a table in { } with keys of its own",
     "too_short": "a list with one entry or more",
@@ -95,8 +91,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a recipe or a card, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from keys_of(info.annotation, f"{prefix}{name}.")
+        if section := _section(info):
+            yield from keys_of(section, f"{prefix}{name}.")
 
 
 def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
@@ -147,9 +143,8 @@ def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
     if len(lines) == 1:
         raise KieloError(lines[0])
     if lines:
-        raise KieloError(
-            f"{len(lines)} things to put right in {subject}:\n" + "\n".join(f"  - {line}" for line in lines)
-        )
+        listed = "".join(f"\n  - {line}" for line in lines)
+        raise KieloError(f"{len(lines)} things to put right in {subject}:{listed}")
 
 
 def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -> Complaint:
@@ -166,7 +161,7 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         example = _EXAMPLES.get(key)
         hint = f". Fix: {example}" if example else " and has no default"
         return Complaint((key,), f"{where}: {key} is missing{hint}")
-    section = _section(key, model)
+    section = _section(model.model_fields.get(key))
     if kind in ("model_type", "dict_type") and section is not None:
         example = next(iter(section.model_fields))
         return Complaint(
@@ -181,7 +176,8 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         choices = re.findall(r"'([^']*)'", entry["ctx"]["expected"])
         fix += did_you_mean(entry["input"], {choice: [] for choice in choices})
     given = "" if isinstance(entry["input"], dict | BaseModel) else f" = {_short(entry['input'])}"
-    default = _default(key, model)
+    info = field_of(key, model)
+    default = None if info is None or info.is_required() else info.get_default(call_default_factory=True)
     if default is not None:
         fix += f" (default: {_short(default)})"
     separator = ". " if fix.startswith("Fix") else ": "
@@ -209,16 +205,9 @@ def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
         return None
     from kielo.recipe.sections import Phase, Source
 
-    close = difflib.get_close_matches(
-        str(leaf), (Phase if parents[0] == "phases" else Source).model_fields, n=1
-    )
+    section = Phase if parents[0] == "phases" else Source
+    close = difflib.get_close_matches(str(leaf), section.model_fields, n=1)
     return dotted((*parents, close[0])) if close else None
-
-
-def _section(key: str, model: type[BaseModel]) -> type[BaseModel] | None:
-    info = model.model_fields.get(key)
-    kind = info.annotation if info else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _name(entry: Any) -> str:
@@ -231,15 +220,20 @@ def _name(entry: Any) -> str:
     return "Fix: Latin letters without accents, digits, and _ . - inside of a name"
 
 
-def _default(key: str, model: type[BaseModel]) -> Any:
+def field_of(key: str, model: type[BaseModel]) -> FieldInfo | None:
+    """Return the field of a dotted key, or None if there is none."""
     *sections, leaf = key.split(".")
-    for section in sections:
-        info = model.model_fields.get(section)
-        if info is None or not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
+    for name in sections:
+        section = _section(model.model_fields.get(name))
+        if section is None:
             return None
-        model = info.annotation
-    info = model.model_fields.get(leaf)
-    return None if info is None or info.is_required() else info.get_default(call_default_factory=True)
+        model = section
+    return model.model_fields.get(leaf)
+
+
+def _section(info: FieldInfo | None) -> type[BaseModel] | None:
+    kind = info.annotation if info else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _short(value: Any) -> str:

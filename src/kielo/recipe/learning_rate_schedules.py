@@ -22,14 +22,6 @@ class LearningRateSchedule(NamedTuple):
         return min(decay, tokens - warmup_tokens)
 
 
-def _cosine(after_warmup: int, rest: int, decay: int) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * after_warmup / rest))
-
-
-def _linear(after_warmup: int, rest: int, decay: int) -> float:
-    return 1.0 - after_warmup / rest
-
-
 def _stable_then_linear(after_warmup: int, rest: int, decay: int) -> float:
     decay = min(decay, rest)
     if decay == 0:
@@ -39,9 +31,11 @@ def _stable_then_linear(after_warmup: int, rest: int, decay: int) -> float:
 
 LEARNING_RATE_SCHEDULES = {
     # Half a cosine from the peak to the final rate at the end (Loshchilov and Hutter 2017).
-    "cosine": LearningRateSchedule(_cosine, has_decay_share=False),
+    "cosine": LearningRateSchedule(
+        lambda after, rest, _: 0.5 * (1.0 + math.cos(math.pi * after / rest)), has_decay_share=False
+    ),
     # A straight line from the peak to the final rate at the end.
-    "linear": LearningRateSchedule(_linear, has_decay_share=False),
+    "linear": LearningRateSchedule(lambda after, rest, _: 1.0 - after / rest, has_decay_share=False),
     # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate in the decay.
     "wsd": LearningRateSchedule(_stable_then_linear, has_decay_share=True),
 }

@@ -6,6 +6,8 @@ from typing import Any
 
 from kielo.recipe.sections import BatchRamp, Packing, Phase, Recipe
 
+# Keys of a segment of the learning rate. A phase reads them only if it begins one.
+OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 # Sections of the keys that phases share; all others: train.
 _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
 

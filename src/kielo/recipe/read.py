@@ -16,10 +16,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from kielo.recipe.check import check
-from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of, refuse
+from kielo.recipe.complaints import Complaint, dotted, field_of, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
@@ -325,15 +325,9 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
-    model: Any = Recipe
-    for part in parts:
-        info = (
-            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        )
-        if info is None:
-            return ()
-        model = info.annotation
-    return get_args(model) if isinstance(model, UnionType) else (model,)
+    info = field_of(".".join(parts), Recipe)
+    kind = info and info.annotation
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def _validate(

@@ -8,7 +8,7 @@ change it). A section of both kinds has a base class of each kind. `resolve` mak
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -44,18 +44,8 @@ else:
     ModelType = Literal[tuple(FAMILIES)]
     OptimiserName = Literal[tuple(OPTIMISERS)]
     ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
-    Recompute = Literal[
-        (
-            "none",
-            *(
-                "+".join(parts)
-                for number in range(1, len(RECOMPUTED_PARTS) + 1)
-                for parts in combinations(RECOMPUTED_PARTS, number)
-            ),
-            "operators",
-            "full",
-        )
-    ]
+    _parts = (parts for number in (1, 2, 3) for parts in combinations(RECOMPUTED_PARTS, number))
+    Recompute = Literal[("none", *map("+".join, _parts), "operators", "full")]
 
 
 def _listed(table: Mapping[str, Any]) -> str:
@@ -134,15 +124,13 @@ class Source(Section):
     """Ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, nanotron's
     NAME.ds, or a folder or pattern of them."""
     tokens_dtype: Literal["uint16", "uint32"] | None = None
-    """Type of the ids in .npy and .ds files that do not store it. Default: uint16 if the vocabulary fits.
-    Only with tokens."""
+    """Type of ids that .npy and .ds files do not store. Default: uint16 if it fits. Only with tokens."""
     text_field: str = ""
     """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
     or "conversations"."""
     kind: KindName = Field("text", description=f"Kind of text. {_listed(KINDS)}.")
     language: _Texts = ()
-    """Code of the text's language, or a list: text in any of them is kept. Default: the recipe's. Code has
-    none."""
+    """Code of the text's language, or a list: text in any is kept. Default: the recipe's. Code has none."""
     clean: bool = True
     """Whether the filters run. false for text that is already clean (HPLT, FineWeb2, CulturaX): only empty
     documents and exact duplicates are dropped, and turns of instructions need not alternate."""
@@ -153,14 +141,13 @@ class Source(Section):
     """Patterns of files to ignore, by their names below `path`, e.g. docs/*.csv. Any other data file that
     Kielo cannot read is an error. Only with path or tokens."""
     documents: Literal["lines", "paragraphs", "files"] = "lines"
-    """Unit that becomes one document of a .txt file: a line, a paragraph (up to the next empty line), or the
-    file. Only with path."""
+    """Document of a .txt file: a line, a paragraph (ended by an empty line), or the file. Only with path."""
     pair_fields: _Texts = ()
     """The two fields of a pair, in the order of `language`: names, column numbers in .tsv (default: 1, 2),
     language codes in .tmx. Default: the codes in `language`. Only with kind = parallel."""
     templates: _Texts = (DEFAULT_TEMPLATE,)
-    """Layouts with {source}, {target}, {source_language} and {target_language}. Each pair gets one of them.
-    Only with kind = parallel."""
+    """Layouts with {source}, {target}, {source_language}, {target_language}; one for each pair. Only with
+    kind = parallel."""
     reverse_share: float = Field(0.5, ge=0, le=1)
     """Share of pairs that begin with the second language. Only with kind = parallel."""
     loss: Literal["all", "answers"] = "all"
@@ -177,65 +164,61 @@ class Source(Section):
     """Number of documents to read. Default: all."""
 
     @model_validator(mode="after")
-    def _languages_of_its_kind(self) -> Self:
-        if self.language and not KINDS[self.kind].has_language:
-            raise ValueError(f"kind = {self.kind!r} has no language. Fix: leave the key out")
-        if self.kind == "parallel" and len(self.language) != 2:
-            raise ValueError('kind = "parallel" has two languages. Fix: language = ["en", "fi"]')
-        if self.encoding is not None:
-            _check_encoding(self.encoding)
-        if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
-            raise ValueError('pair_fields, templates and reverse_share need kind = "parallel"')
-        if self.kind != "instructions" and "loss" in self.model_fields_set:
-            raise ValueError('loss needs kind = "instructions". All other text carries loss on every token')
-        if self.kind != "instructions" and "too_long" in self.model_fields_set:
-            raise ValueError('too_long needs kind = "instructions"')
+    def _fits(self) -> Self:
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what the keys cannot have together, with the fix."""
+        kind, given = self.kind, self.model_fields_set
+        fetched = self.debian_package or self.huggingface_dataset
+        if self.language and not KINDS[kind].has_language:
+            yield f"kind = {kind!r} has no language. Fix: leave the key out"
+        if kind == "parallel" and len(self.language) != 2:
+            yield 'kind = "parallel" has two languages. Fix: language = ["en", "fi"]'
+        if self.encoding is not None and not _is_encoding(self.encoding):
+            known = "utf-8, utf-16le, windows-1252, windows-1257, iso-8859-15, shift_jis, …"
+            yield f"encoding = {self.encoding!r} is not known. Fix: {known}"
+        if kind != "parallel" and given & {"pair_fields", "templates", "reverse_share"}:
+            yield 'pair_fields, templates and reverse_share need kind = "parallel"'
+        if kind != "instructions" and "loss" in given:
+            yield 'loss needs kind = "instructions". All other text carries loss on every token'
+        if kind != "instructions" and "too_long" in given:
+            yield 'too_long needs kind = "instructions"'
         if self.pair_fields and len(self.pair_fields) != 2:
-            raise ValueError(f"pair_fields names {len(self.pair_fields)} fields. Fix: two")
+            yield f"pair_fields names {len(self.pair_fields)} fields. Fix: two"
         for template in self.templates:
             if problem := template_problem(template):
-                raise ValueError(f"templates: {template!r}: {problem}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        fetched = self.debian_package or self.huggingface_dataset
+                yield f"templates: {template!r}: {problem}"
         if self.path and fetched:
-            raise ValueError(
-                "two places of the text. Fix: path, or debian_package and/or huggingface_dataset"
-            )
+            yield "two places of the text. Fix: path, or debian_package and/or huggingface_dataset"
         if self.tokens and (self.path or fetched):
-            raise ValueError("Fix: either tokens or raw text (path, debian_package, huggingface_dataset)")
+            yield "Fix: either tokens or raw text (path, debian_package, huggingface_dataset)"
         if not self.path and not fetched and not self.tokens:
-            raise ValueError("no place of the text. Fix: path, debian_package, huggingface_dataset or tokens")
-        if self.tokens and (self.max_documents or self.text_field or self.kind != "text" or not self.clean):
-            raise ValueError(
-                "tokens are read as they are. Fix: leave out max_documents, text_field, kind and clean"
-            )
+            yield "no place of the text. Fix: path, debian_package, huggingface_dataset or tokens"
+        if self.tokens and (self.max_documents or self.text_field or kind != "text" or not self.clean):
+            yield "tokens are read as they are. Fix: leave out max_documents, text_field, kind and clean"
         for key in ("encoding", "documents"):
-            if not self.path and key in self.model_fields_set and getattr(self, key) is not None:
-                raise ValueError(f"{key} describes the files at `path`. Fix: path, or leave the key out")
+            if not self.path and key in given and getattr(self, key) is not None:
+                yield f"{key} describes the files at `path`. Fix: path, or leave the key out"
         if self.leave_out and not (self.path or self.tokens):
-            raise ValueError("leave_out names files at `path` or `tokens`. Fix: leave the key out")
+            yield "leave_out names files at `path` or `tokens`. Fix: leave the key out"
         if self.huggingface_subset and not self.huggingface_dataset:
-            raise ValueError("huggingface_subset belongs to a huggingface_dataset. Fix: huggingface_dataset")
+            yield "huggingface_subset belongs to a huggingface_dataset. Fix: huggingface_dataset"
         if self.tokens_dtype and not self.tokens:
-            raise ValueError("tokens_dtype describes ready token files. Fix: tokens, or leave the key out")
+            yield "tokens_dtype describes ready token files. Fix: tokens, or leave the key out"
         if self.name == "heldout" or self.name.startswith("heldout."):
-            raise ValueError("heldout and heldout.… are names of the held-out text. Fix: another name")
-        return self
+            yield "heldout and heldout.… are names of the held-out text. Fix: another name"
 
 
-def _check_encoding(name: str) -> None:
+def _is_encoding(name: str) -> bool:
     try:
         "a".encode(name)
-        if codecs.lookup(name).name in ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7"):
-            raise LookupError
     except (LookupError, UnicodeError):
-        raise ValueError(
-            f"encoding = {name!r} is not known. Fix: utf-8, utf-16le, windows-1252, "
-            "windows-1257, iso-8859-15, shift_jis, …"
-        ) from None
+        return False
+    of_names = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7")
+    return codecs.lookup(name).name not in of_names
 
 
 def _sources(value: Any) -> Any:
@@ -266,9 +249,8 @@ def _source_name(entry: Mapping[str, Any]) -> str:
     keys = ("path", "debian_package", "huggingface_dataset", "tokens")
     place = str(next((entry[key] for key in keys if entry.get(key)), "text"))
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
-    last = re.sub(
-        r"(\.(txt|jsonl?|parquet|html?|gz|zst|bin|idx|npy|ds))+$", "", parts[-1] if parts else "text"
-    )
+    last = parts[-1] if parts else "text"
+    last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst|bin|idx|npy|ds))+$", "", last)
     return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-")[:90] or "text"
 
 
@@ -293,8 +275,7 @@ class CodeFilters(Section):
 
 
 _Sources = Annotated[
-    tuple[Source, ...],
-    BeforeValidator(_sources, json_schema_input_type=str | list[str | Source]),
+    tuple[Source, ...], BeforeValidator(_sources, json_schema_input_type=str | list[str | Source])
 ]
 
 
@@ -318,8 +299,7 @@ class Corpus(Section):
     """Characters that a document must have after all other filters. Only with a source of running text that
     is cleaned."""
     deduplicate_lines: bool = True
-    """Whether only the first of equal lines of the corpus is kept. Only with a source of running text that is
-    cleaned."""
+    """Whether the first of equal lines alone is kept. Only with a source of running text that is cleaned."""
     deduplicate_documents: bool = True
     """Whether only the first of equal documents of the corpus is kept. Only with a source of raw text."""
     max_document_bytes: PositiveInt = 10_000_000
@@ -353,8 +333,7 @@ class Tokenizer(Section):
     """Method that learns the vocabulary: byte-pair encoding (Sennrich et al. 2016), or unigram (Kudo 2018) as
     in SentencePiece. Both contain all bytes and restore every text. Only without path."""
     vocab_size: PositiveInt = 8192
-    """Tokens of the vocabulary, with bytes, control tokens and, with extend, the old vocabulary. Only without
-    path."""
+    """Tokens of the vocabulary, with bytes, control tokens and the tokens of extend. Only without path."""
     min_frequency: PositiveInt = 2
     """Occurrences in the text that a pair needs to be merged. Only with model = bpe, without path."""
     max_sample_bytes: PositiveInt = 200_000_000
@@ -366,8 +345,7 @@ class Tokenizer(Section):
     reserved_tokens: tuple[str, ...] = ()
     """Names of control tokens for later use, such as "<|tool|>". Each gets an id that no text can produce."""
     path: str | None = None
-    """Folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face hub. It is used as
-    it is; nothing is learned."""
+    """Folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the hub. It is used as it is."""
     extend: str | None = None
     """Ready BPE tokenizer, given like path. It keeps its tokens and ids. Tokens learned from this recipe's
     text follow them, up to vocab_size."""
@@ -378,8 +356,7 @@ class Tokenizer(Section):
     """Share of texts in which a ready tokenizer can lack a character. Only with path or extend, for decoders,
     which could never write it."""
     bos: AsTokenizer = "auto"
-    """Whether the tokenizer puts its bos_token before each text, in training too. auto: as its post-processor
-    does."""
+    """Whether a bos_token begins each text, in training too. auto: as the tokenizer's post-processor does."""
     eos: AsTokenizer = "auto"
     """Whether the tokenizer puts end-of-text after each text. auto: as its post-processor does. Documents of
     the training always end with it."""
@@ -455,8 +432,7 @@ class Model(Section):
     model_type: ModelType = "llama"
     """Model family, by Hugging Face's name."""
     params: Amount | None = None
-    """Number of parameters in place of a shape: "3B" is about this size, in the family's usual
-    proportions."""
+    """Number of parameters in place of a shape, such as "3B", in the family's usual proportions."""
     hidden_size: PositiveInt = 256
     """Width of the hidden states."""
     intermediate_size: PositiveInt = 704
@@ -510,11 +486,9 @@ class Model(Section):
     use_parallel_residual: bool = True
     """Whether attention and MLP of a layer read the same input. Only with gpt_neox."""
     position_bucket_size: PositiveInt = 32
-    """Half the number of relative positions: there are 2 × this - 1, and far distances share one. Only with
-    ltg_bert."""
+    """Half of the relative positions, 2 × this - 1. Far distances share one. Only with ltg_bert."""
     position_heads: Literal["concatenated", "interleaved"] = "concatenated"
-    """Cut of projected positions into heads: concatenated (HPLT) or interleaved (NorBERT 3). Only with
-    ltg_bert."""
+    """Cut of positions into heads: concatenated (HPLT) or interleaved (NorBERT 3). Only with ltg_bert."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the first weights. An ltg_bert derives its own from hidden_size."""
     weights: str | None = None
@@ -562,8 +536,7 @@ class Layout(Section):
     pipeline_stages_per_rank: PositiveInt | None = None
     """Stages on each rank. Default: 1; 2 in schedules that interleave. Only with pipeline of 2 or more."""
     pipeline_layers: tuple[int, ...] | None = None
-    """Layers of each stage, in the order of the model. Default: split by cost. Only with pipeline of 2 or
-    more."""
+    """Layers of each stage, in order. Default: split by cost. Only with pipeline of 2 or more."""
     replicate: PositiveInt = 1
     """Groups that each hold a whole copy of what `shard` splits (hybrid sharding)."""
     shard: int = Field(0, ge=0)
@@ -575,8 +548,7 @@ class Layout(Section):
     expert: Literal[1] = 1
     """Ranks that split the experts of a layer. Not in use yet."""
     sequence_parallel: bool = True
-    """Whether tensor ranks also split the activations between their matrices. Only with tensor of 2 or
-    more."""
+    """Whether tensor ranks split the activations between matrices, too. Only with tensor of 2 or more."""
     tensor_overlap: Literal["none", "chunked"] = "none"
     """Overlap of tensor ranks' communication. chunked: activations are gathered and scattered in pieces, each
     beside the product of another. Only with tensor of 2 or more."""
@@ -589,8 +561,7 @@ class Layout(Section):
     """Method of context ranks: gather keys and values, or exchange split sequences for split heads. Only with
     context of 2 or more."""
     compile: bool | None = None
-    """Whether torch.compile compiles the layers. Default: on GPUs, and for long runs in bf16 on CPUs with
-    AMX."""
+    """Whether layers are compiled by torch. Default: on GPUs, and for long runs in bf16 on CPUs with AMX."""
     recompute: Recompute = "none"
     """Activations that the backward computes again: none, of attention, of norms, of the MLP's activation
     (joined by +), all but saved operators, all."""
@@ -615,9 +586,7 @@ class BatchRamp(Section):
     """Tokens trained before steps reach train.tokens_per_step."""
 
 
-_WITH_DECAY_SHARE = ", ".join(
-    name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share
-)
+_WITH_DECAY_SHARE = ", ".join(name for name, of in LEARNING_RATE_SCHEDULES.items() if of.has_decay_share)
 Precision = Literal["fp32", "bf16", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
 
@@ -626,8 +595,7 @@ class Fp8(Section):
     """[train.fp8]: matrix products of layers in fp8 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
-    """Granularity of scales: a tensor, a row, or a row with the weights' gradients in bf16. Only with
-    precision = fp8."""
+    """Unit of a scale: tensor, row, or row with weights' gradients in bf16. Only with precision = fp8."""
     kept_in_bf16: tuple[str, ...] = ()
     """Modules that stay in bf16: "layers.0", "layers.*.attention". Only with precision = fp8."""
     head: bool = False
@@ -646,8 +614,7 @@ class Fp8(Section):
     max_gradient_norm_rise: PositiveFloat = 1.0
     """Relative rise of the gradient norm that leads back. Only with precision_changes to fp8."""
     probe_every_steps: int = Field(0, ge=0)
-    """Steps between comparisons of the gradients with bf16 on the same batch. 0: never. Only with precision =
-    fp8."""
+    """Steps between comparisons of gradients with gradients in bf16. 0: never. Only with precision = fp8."""
 
 
 class Spikes(Section):
@@ -665,16 +632,14 @@ class Spikes(Section):
     max_tries: PositiveInt = 3
     """Times that a run goes back for consecutive spikes before it stops. Only with response = go_back."""
     learning_rate_factor: float = Field(1.0, gt=0, le=1)
-    """Factor of the learning rate of all later steps, each time that the run goes back. Only with response =
-    go_back."""
+    """Factor of the later learning rate, each time that the run goes back. Only with response = go_back."""
 
 
 class TrainSchedule(Section):
     """Keys of [train] that `resolve` turns into phases of steps and segments of the learning rate."""
 
     tokens: Amount | None = None
-    """Token budget of the run, such as "10B". Default: the text dataset.max_epochs times; with phases their
-    sum."""
+    """Token budget, such as "10B". Default: the text dataset.max_epochs times, or the sum of the phases."""
     tokens_per_step: PositiveInt = 16_384
     """Tokens of an optimiser step, over all ranks."""
     batch_ramp: BatchRamp | None = None
@@ -698,8 +663,7 @@ class TrainSchedule(Section):
         description=f"Share of the tokens in the decay. Only with schedule = {_WITH_DECAY_SHARE}.",
     )
     trainable: tuple[str, ...] = ()
-    """Modules that are trained; all others are frozen: "embed", "head", "layers.0", "layers.*.mlp". Default:
-    all."""
+    """Modules to train, the others are frozen: "embed", "head", "layers.0", "layers.*.mlp". Default: all."""
 
 
 Objective = Literal["next_token", "masked_tokens"]
@@ -713,8 +677,7 @@ class TrainIdentity(Section):
     objective: Objective = "next_token"
     """Tokens that are predicted: the next token, or masked (hidden) tokens by an encoder."""
     masking: MaskingKind = "span"
-    """Unit that is hidden: a token, a word, or a span of 1 to 10 tokens. Only with objective =
-    masked_tokens."""
+    """Unit that is hidden: token, word, or span of 1 to 10 tokens. Only with objective = masked_tokens."""
     masking_rate: float = Field(0.30, gt=0, lt=1)
     """Share of tokens that are hidden at the first step. Only with objective = masked_tokens."""
     final_masking_rate: float = Field(0.15, gt=0, lt=1)
@@ -738,8 +701,7 @@ class TrainIdentity(Section):
     """Share of hidden states that training sets to 0: of embeddings, of the outputs of attention and MLP, and
     of the input of an encoder's head."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of attention weights that training sets to 0, in encoders. On a GPU attention then computes its
-    scores twice."""
+    """Share of attention weights that training sets to 0, in encoders. A GPU then computes scores twice."""
     max_gradient_norm: PositiveFloat = 1.0
     """Norm of the gradients over all parameters. Longer gradients are scaled to it."""
     z_loss: float = Field(0.0, ge=0)
@@ -845,8 +807,7 @@ class Checkpoint(Section):
     every_steps: PositiveInt = 500
     """Steps between checkpoints. The end of a run and a signal save too."""
     keep_newest: int = Field(2, ge=2)
-    """Number of newest checkpoints to keep. At least two, because only the next step shows whether the newest
-    is sound."""
+    """Newest checkpoints to keep: two or more, because only the next step shows if the newest is sound."""
     keep_every_steps: int | None = Field(None, ge=0)
     """Steps of checkpoints that are kept for good: multiples of this. 0: none. Default: at most ten of a
     run."""
@@ -912,8 +873,7 @@ class Evaluate(Section):
     """Texts that the model continues. Default: openings of held-out documents. For an encoder, sentences that
     contain its mask token once."""
     sample_tokens: PositiveInt = 80
-    """Tokens that the model writes after each prompt. Only with train.objective = next_token or
-    train.causal_share."""
+    """Tokens to write after each prompt. Only with train.objective = next_token or train.causal_share."""
     temperature: float = Field(0.7, ge=0)
     """Temperature of sampling. 0 takes the likeliest token. Only with train.objective = next_token or
     train.causal_share."""

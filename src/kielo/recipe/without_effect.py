@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
-from kielo.recipe.phases import FullPhase, full_phases, key_of_all_phases
+from kielo.recipe.phases import OF_A_SEGMENT, FullPhase, full_phases, key_of_all_phases
 from kielo.recipe.sections import Phase, Recipe
 from kielo.recipe.several_languages import languages_of
 from kielo.recipe.toml_text import TomlTable
-
-# Keys of a segment of the learning rate. A phase reads them only if it begins one.
-OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
 class Idle(NamedTuple):
@@ -60,10 +57,6 @@ def _is_masked(recipe: Recipe) -> bool:
     return recipe.train.objective == "masked_tokens"
 
 
-def _predicts_the_next(recipe: Recipe) -> bool:
-    return not _is_masked(recipe) or recipe.train.causal_share > 0
-
-
 def _has_raw_text(recipe: Recipe) -> bool:
     return bool(recipe.corpus.of_raw_text.sources)
 
@@ -74,10 +67,6 @@ def _cleans(*kinds: str) -> Callable[[Recipe], bool]:
         return any(source.kind in kinds and source.clean for source in sources)
 
     return cleans
-
-
-def _precisions(recipe: Recipe) -> set[str | None]:
-    return {recipe.train.precision, *_changes(recipe)}
 
 
 def _changes(recipe: Recipe) -> set[str | None]:
@@ -106,7 +95,7 @@ CONDITIONS = (
     _row(
         "evaluate.ngram_order evaluate.sample_tokens evaluate.temperature evaluate.top_k",
         "train.objective train.causal_share",
-        _predicts_the_next,
+        lambda recipe: not _is_masked(recipe) or recipe.train.causal_share > 0,
         'with train.objective = "masked_tokens": such a model is measured by hidden tokens. '
         "Fix: train.causal_share above 0",
     ),
@@ -172,7 +161,7 @@ CONDITIONS = (
         "train.fp8.scaling train.fp8.kept_in_bf16 train.fp8.head train.fp8.gathered_in_fp8 "
         "train.fp8.emulate train.fp8.probe_every_steps",
         "train.precision train.precision_changes",
-        lambda recipe: "fp8" in _precisions(recipe),
+        lambda recipe: "fp8" in {recipe.train.precision, *_changes(recipe)},
         'because no step is in fp8. Fix: train.precision = "fp8"',
     ),
     _row(

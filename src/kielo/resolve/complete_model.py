@@ -52,11 +52,8 @@ def overridden_by_weights(model: Model) -> list[str]:
         return []
     found = model_of_weights_here(model)
     given = [key for key in Model.model_fields if key in model.model_fields_set]
-    return [
-        key
-        for key in given
-        if key not in KEPT_BESIDE_WEIGHTS and (found is None or getattr(found, key) != getattr(model, key))
-    ]
+    own = [key for key in given if key not in KEPT_BESIDE_WEIGHTS]
+    return [key for key in own if found is None or getattr(found, key) != getattr(model, key)]
 
 
 def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
@@ -76,13 +73,12 @@ def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
 def overridden_in_words(model: Model) -> str:
     """Return the keys and files without effect, of [model] and the folder of weights, as text; or ""."""
     found = model_of_weights_here(model)
-    keys = [
-        f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
-        for key in overridden_by_weights(model)
-    ]
-    said = (
-        [f"not used, because config.json of {model.weights} replaces it: {', '.join(keys)}"] if keys else []
-    )
+    said, keys = [], []
+    for key in overridden_by_weights(model):
+        there = f" ({getattr(found, key)} there)" if found else ""
+        keys.append(f"model.{key} = {getattr(model, key)}{there}")
+    if keys:
+        said.append(f"not used, because config.json of {model.weights} replaces it: {', '.join(keys)}")
     folder = model.weights and weights_here(model.weights)
     if folder and found and (passed_over := keys_passed_over(folder)):
         said.append(

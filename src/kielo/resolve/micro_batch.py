@@ -58,7 +58,10 @@ def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: 
     if usable is None:
         may = sizes <= _USUAL
     else:
-        may = _is_worth_it(rank.layout, sequence_length, numbers, sizes)
+        # A micro-batch can also be too large to save time.
+        pipeline = rank.layout.pipeline
+        leaves_enough = pipeline == 1 or numbers >= _PER_PIPELINE_RANK * pipeline
+        may = leaves_enough & (sizes * sequence_length // rank.layout.context <= _MOST_TOKENS)
         may[may] = _fits(rank, usable, sequence_length, sizes[may], numbers[may])
     least = sizes * numbers == (sizes * numbers).min()
     if not (may & least).any():
@@ -72,12 +75,6 @@ def micro_batch_up_to(layout: Layout, sequences: int, asked: int) -> int:
     sizes = np.arange(1, min(sequences, asked) + 1)
     rows = sizes * micro_batches_needed(layout, sequences, sizes)
     return int(preferred_size(sizes, rows[:, None], np.ones((len(sizes), 1), bool))[0])
-
-
-def _is_worth_it(layout: Layout, sequence_length: int, numbers: Column, sizes: Column) -> Column:
-    """Return True where the micro-batch is not too large to save time."""
-    leaves_enough = layout.pipeline == 1 or numbers >= _PER_PIPELINE_RANK * layout.pipeline
-    return leaves_enough & (sizes * sequence_length // layout.context <= _MOST_TOKENS)
 
 
 def _fits(rank: RankOfRun, usable: float, sequence_length: int, sizes: Column, numbers: Column) -> Column:

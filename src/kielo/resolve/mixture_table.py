@@ -20,18 +20,10 @@ from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe, Source
-from kielo.resolve.budget import allowed_epochs, mixture_of, with_budget
+from kielo.resolve import text as texts
 from kielo.resolve.planned_phases import epochs, plan_phases
 from kielo.resolve.resolved import PlannedPhase
 from kielo.resolve.rules import StepCase, Steps, complaints, mixture_has_text, repeats_of_sources
-from kielo.resolve.text import (
-    Text,
-    blocks_as_they_are,
-    packed_sequences,
-    ready_tokens,
-    sequences_by_length,
-    tokens_per_document,
-)
 
 WORTH_OF_REPEATS = 15.387756  # r above, from the authors' code
 BYTES_PER_TOKEN = 4.0  # typical, for text without a tokenizer
@@ -103,18 +95,17 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     tokens = {name: amount.tokens for name, amount in amounts.items()}
     # Only the budget looks at these facts. A hash that is not empty says that the text is not imagined.
     packing = _packing(recipe, run_folder / "tokens")
-    by_length = sequences_by_length(packing) if packing else {}
+    by_length = texts.sequences_by_length(packing) if packing else {}
     if recipe.dataset.packing == "as_is":
-        by_length = blocks_as_they_are(recipe, tokens)
-    counted = {name: (of.tokens, of.documents) for name, of in amounts.items()}
-    lengths = tokens_per_document(counted)
-    text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
-    recipe = with_budget(recipe, text)
+        by_length = texts.blocks_as_they_are(recipe, tokens)
+    lengths = texts.tokens_per_document({name: (of.tokens, of.documents) for name, of in amounts.items()})
+    text = texts.Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
+    recipe = texts.with_budget(recipe, text)
     asked = full_phases(recipe)
     case = StepCase(recipe, asked, text, run_folder / "tokens")
     if found := complaints(case, [mixture_has_text]):
         raise KieloError("; ".join(found))
-    mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
+    mixtures = [texts.mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     too_often = complaints(replace(case, steps=Steps(phases)), [repeats_of_sources])
     phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, text)]
@@ -128,7 +119,7 @@ def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     """Return the manifest of the packed sequences, or None before they are made, and for one stream."""
     if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
-    packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
+    texts.packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
     return packing_manifest(tokens_folder)
 
 
@@ -140,7 +131,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
     return unique_tokens * (1 + WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS)))
 
 
-def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
+def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: texts.Text) -> list[PhaseRow]:
     """Return the rows of phase `number`. Its batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
@@ -148,8 +139,7 @@ def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> li
     drawn = sum(phase.steps * phase.tokens_per_step for phase in of_phase)
     rows = []
     for name, weight in mixture.items():
-        share = weight / sum(mixture.values())
-        times = float(read[name][0])
+        share, times = weight / sum(mixture.values()), float(read[name][0])
         rows.append(PhaseRow(number, name, share, share * sequences, round(share * drawn), times))
     return rows
 
@@ -158,7 +148,7 @@ def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[Phas
     mine = [row for row in rows if row.source == name]
     times, read = sum(row.epochs for row in mine), sum(row.tokens for row in mine)
     effective = round(effective_tokens(amount.tokens, times))
-    return SourceRow(name, amount, read, times, allowed_epochs(recipe, name), effective)
+    return SourceRow(name, amount, read, times, texts.allowed_epochs(recipe, name), effective)
 
 
 def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
@@ -172,10 +162,8 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False
     share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
-    ready = {
-        name: SourceAmount(tokens, round(tokens * BYTES_PER_TOKEN))
-        for name, tokens in ready_tokens(recipe).items()
-    }
+    tokens = texts.ready_tokens(recipe)
+    ready = {name: SourceAmount(of, round(of * BYTES_PER_TOKEN)) for name, of in tokens.items()}
     cleaned = read_counts(run_folder / "corpus", CorpusCounts)
     if cleaned is not None and cleaned.sources:
         tokenizer = read_counts(run_folder / "tokenizer", TokenizerCounts)
@@ -189,14 +177,12 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         } | ready
         return estimated, f"clean text of {run_folder / 'corpus'}, {how}", True
     raw = {
-        source.name: _raw_bytes(source, run_folder / "raw" / source.name)
+        source.name: _estimate(share * _raw_bytes(source, run_folder / "raw" / source.name), per_token, None)
         for source in recipe.corpus.of_raw_text.sources
     }
-    estimated = {name: _estimate(share * size, per_token, None) for name, size in raw.items()}
-    estimated |= ready
     if not raw:
-        return estimated, "ready token files", False
-    return estimated, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
+        return ready, "ready token files", False
+    return raw | ready, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
 
 
 def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -> SourceAmount:
@@ -221,9 +207,6 @@ def _raw_bytes(source: Source, fetched: Path) -> float:
             "this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
             "downloads it, then `kielo plan data RECIPE`"
         )
-    files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]
-    return sum(
-        file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst", ".parquet") else 1)
-        for file in files
-        if file.is_file()
-    )
+    found = (file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*")))
+    packed = dict.fromkeys((".gz", ".zst", ".parquet"), COMPRESSION)
+    return sum(file.stat().st_size * packed.get(file.suffix, 1) for file in found if file.is_file())

@@ -9,11 +9,10 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import CompleteModel, Recipe
-from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 from kielo.resolve.planned_phases import epochs, flops_per_token
 from kielo.resolve.resolve import case_before_text
-from kielo.resolve.resolved import Identity
-from kielo.resolve.text import Text, ready_tokens
+from kielo.resolve.resolved import Identity, PlannedPhase
+from kielo.resolve.text import Text, has_budget, ready_tokens, with_budget_of_ready_tokens
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,9 @@ class Overview:
         if model.num_key_value_heads != model.num_attention_heads:
             heads += f" ({model.num_key_value_heads} of keys)"
         steps = "; ".join(f"steps of {step:,}, sequences of {length:,}" for step, length in self.steps)
+        tokens = "as many tokens as the text gives"
+        if self.tokens is not None:
+            tokens = f"{amount(self.tokens)} tokens"
         rows = [
             ("model", f"{model.model_type}, {amount(self.parameters)} parameters"),
             (
@@ -47,7 +49,7 @@ class Overview:
                 f"{model.num_hidden_layers} layers of {model.hidden_size:,}, {heads}, MLP "
                 f"{model.intermediate_size:,}, {model.vocab_size:,} tokens in the vocabulary",
             ),
-            ("training", f"{self._tokens()}; {steps}"),
+            ("training", f"{tokens}; {steps}"),
             ("learning rate", "; then ".join(self.learning_rates)),
         ]
         if self.flops is not None:
@@ -69,9 +71,6 @@ class Overview:
             "epochs": None if self.epochs is None else dict(self.epochs),
         }
 
-    def _tokens(self) -> str:
-        return "as many tokens as the text gives" if self.tokens is None else f"{amount(self.tokens)} tokens"
-
 
 def overview_of_recipe(recipe: Recipe) -> Overview:
     """Return the facts before there is text. Raises KieloError for a model that is not complete."""
@@ -90,47 +89,36 @@ def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
 
 
 def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Overview:
-    kinds = [
-        (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
-    ]
     sentences = [
         _rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule, rate.decay_share)
         for phase in phases
         if (rate := phase.learning_rate) is not None
     ]
-    return _overview(model, kinds, sentences)
+    return _overview(model, [(phase.tokens, phase) for phase in phases], sentences)
 
 
 def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
     """Return the facts of a resolved run, with epochs only if it has text."""
     phases = identity.phases
-    kinds = [
-        (of.steps * of.tokens_per_step, of.tokens_per_step, of.sequence_length, of.trainable) for of in phases
-    ]
+    sizes = [(phase.steps * phase.tokens_per_step, phase) for phase in phases]
     sentences = [
         _rate(rate.peak, rate.final, rate.schedule, rate.decay_tokens) for rate in identity.learning_rates
     ]
-    overview = _overview(identity.model, kinds, sentences)
+    overview = _overview(identity.model, sizes, sentences)
     if text is None or not {name for phase in phases for name in phase.mixture} <= text.tokens.keys():
         return overview
     read = epochs(phases, text.epoch_tokens)
     return replace(overview, epochs={name: float(times) for name, (times, _) in read.items()})
 
 
-_Kind = tuple[int, int, int, tuple[str, ...]]
-
-
-def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
-    """Return the sums. kinds: (tokens, tokens a step, sequence length, trained modules) of each phase."""
-    flops = sum(tokens * flops_per_token(model, length, trainable) for tokens, _, length, trainable in kinds)
-    return Overview(
-        model,
-        parameters(model),
-        sum(tokens for tokens, *_ in kinds),
-        tuple(dict.fromkeys((step, length) for _, step, length, _ in kinds)),
-        tuple(learning_rates),
-        float(flops),
-    )
+def _overview(
+    model: CompleteModel, phases: Sequence[tuple[int, FullPhase | PlannedPhase]], rates: Sequence[str]
+) -> Overview:
+    """Return the sums. phases: each with its tokens."""
+    flops = sum(tokens * flops_per_token(model, of.sequence_length, of.trainable) for tokens, of in phases)
+    steps = dict.fromkeys((of.tokens_per_step, of.sequence_length) for _, of in phases)
+    tokens = sum(tokens for tokens, _ in phases)
+    return Overview(model, parameters(model), tokens, tuple(steps), tuple(rates), float(flops))
 
 
 def amount(number: float) -> str:

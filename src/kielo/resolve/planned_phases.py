@@ -104,12 +104,10 @@ def plan_phases(
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
             length, is_packed = phase.sequence_length, phase.packing != "one_stream"
-            sources = [
-                OrderSource(name, epoch_tokens(name, length), mixture[name]) for name in sorted(mixture)
-            ]
-            order = OrderPhase(
-                phase.number, order_first_sample, length, length if is_packed else longest, offsets
-            )
+            names = sorted(mixture)
+            sources = [OrderSource(name, epoch_tokens(name, length), mixture[name]) for name in names]
+            block = length if is_packed else longest
+            order = OrderPhase(phase.number, order_first_sample, length, block, offsets)
             drawn = Order(seed, order, sources).offsets_at(sample)
             read |= {name: (length, drawn[name]) for name in drawn if drawn[name] != offsets.get(name)}
             next_length = asked[phase.number].sequence_length

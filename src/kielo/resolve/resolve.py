@@ -27,26 +27,14 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.resolve import rules
 from kielo.resolve.activation_bytes import loss_chunk_tokens, with_positions
-from kielo.resolve.budget import has_budget, mixture_of, num_sequences, with_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.planned_phases import flops_per_token, merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, PhasePlacement, Placement, PlannedPhase, Resolved
-from kielo.resolve.rules import (
-    LAYOUT_RULES,
-    MACHINE_RULES,
-    MODEL_RULES,
-    STEP_RULES,
-    Case,
-    Machine,
-    StepCase,
-    Steps,
-    complaints,
-    refuse,
-)
 from kielo.resolve.shares import micro_batches_needed
 from kielo.resolve.software import (
     Software,
@@ -59,7 +47,15 @@ from kielo.resolve.software import (
     with_precision,
 )
 from kielo.resolve.stages import layers_of_stages
-from kielo.resolve.text import Text, imagined_text, text_of_run
+from kielo.resolve.text import (
+    Text,
+    has_budget,
+    imagined_text,
+    mixture_of,
+    num_sequences,
+    text_of_run,
+    with_budget,
+)
 
 # Compiling takes half a minute of a CPU, in which it computes about this many FLOPs.
 _FLOPS_WORTH_COMPILING = 1e14
@@ -92,23 +88,22 @@ def resolve(
     recipe = with_budget(recipe, text)
     software = software or planned(cluster(recipe.cluster))
     recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
-    machine = Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
+    machine = rules.Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     asked = full_phases(recipe)
     model = complete_model(recipe, asked, text.vocabulary_size)
-    case = Case(recipe, model, machine, asked, text.vocabulary_size)
-    found = complaints(case, (*MACHINE_RULES, *MODEL_RULES, *LAYOUT_RULES))
+    case = rules.Case(recipe, model, machine, asked, text.vocabulary_size)
+    found = rules.complaints(case, (*rules.MACHINE_RULES, *rules.MODEL_RULES, *rules.LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in precisions(recipe.train))
     compiles = device == "cuda" and software.missing_compiler is None and compile_advice(layout) is None
     counted = layout.model_copy(update={"compile": compiles}) if layout.compile is None else layout
     steps = _steps(recipe, asked, text, RankOfRun(model, counted, options, None if found else machine.card))
-    of_steps = StepCase(recipe, asked, text, run_folder / "tokens", steps)
-    refuse(recipe, [*found, *complaints(of_steps, STEP_RULES)])
+    of_steps = rules.StepCase(recipe, asked, text, run_folder / "tokens", steps)
+    rules.refuse(recipe, [*found, *rules.complaints(of_steps, rules.STEP_RULES)])
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
     identity = _identity(recipe, model, asked, steps, text.tokens_hash, heldout)
-    return Resolved(
-        identity=identity, placement=_placement(recipe, identity, layout, machine, steps, text, run_folder)
-    )
+    placement = _placement(recipe, identity, layout, machine, steps, text, run_folder)
+    return Resolved(identity=identity, placement=placement)
 
 
 def refuse_before_text(
@@ -130,39 +125,39 @@ def refuse_before_text(
     except KieloError:
         return
     if world_size is None or device is None:
-        refuse(recipe, complaints(case_before_text(recipe, text), LAYOUT_RULES))
+        rules.refuse(recipe, rules.complaints(case_before_text(recipe, text), rules.LAYOUT_RULES))
     else:
         # The run folder can say in which precision the run began.
         resolve(recipe, folder_of_run(recipe), world_size, device, text=text, software=software)
 
 
-def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:
+def case_before_text(recipe: Recipe, text: Text | None = None) -> rules.Case:
     """Return the recipe with its complete model. Raise KieloError for every rule on the model that it breaks.
 
     By default `text` is as much as the recipe asks for.
     """
     text = text or imagined_text(recipe)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size)
-    machine = Machine(software=planned(cluster(recipe.cluster)))
-    case = Case.of(recipe, model, machine, text.vocabulary_size)
-    refuse(recipe, complaints(case, MODEL_RULES))
+    machine = rules.Machine(software=planned(cluster(recipe.cluster)))
+    case = rules.Case.of(recipe, model, machine, text.vocabulary_size)
+    rules.refuse(recipe, rules.complaints(case, rules.MODEL_RULES))
     return case
 
 
-def _steps(recipe: Recipe, asked: Sequence[FullPhase], text: Text, rank: RankOfRun) -> Steps:
+def _steps(recipe: Recipe, asked: Sequence[FullPhase], text: Text, rank: RankOfRun) -> rules.Steps:
     mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     micro_batches = tuple(
         _micro_batches(phase, asked[phase.number - 1], rank.in_phase(phase.trainable)) for phase in phases
     )
-    return Steps(phases, micro_batches, rank.layout.replicate * rank.layout.shard)
+    return rules.Steps(phases, micro_batches, rank.layout.replicate * rank.layout.shard)
 
 
 def _identity(
     recipe: Recipe,
     model: CompleteModel,
     asked: Sequence[FullPhase],
-    steps: Steps,
+    steps: rules.Steps,
     tokens_hash: str,
     heldout: int,
 ) -> Identity:
@@ -188,8 +183,8 @@ def _placement(
     recipe: Recipe,
     identity: Identity,
     layout: Layout,
-    machine: Machine,
-    steps: Steps,
+    machine: rules.Machine,
+    steps: rules.Steps,
     text: Text,
     run_folder: Path,
 ) -> Placement:
@@ -224,7 +219,7 @@ def _placement(
     )
 
 
-def _filled_in(layout: Layout, identity: Identity, machine: Machine) -> Layout:
+def _filled_in(layout: Layout, identity: Identity, machine: rules.Machine) -> Layout:
     """Return the layout, whose axes are known, with everything else that the recipe leaves to Kielo."""
     stages = layers_of_stages(identity.model, identity.longest_sequence_length, layout)
     return layout.model_copy(
@@ -250,12 +245,9 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
     Skipped steps, precisions and the response to spikes can change for future steps. So can the length of the
     run, if the learning rate of the steps up to `step` stays the same.
     """
-    later = {
-        "train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype", "spikes"}
-    }
-    before, after = (
-        flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
-    )
+    later = {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype", "spikes"}
+    both = (old, new.identity)
+    before, after = (flat(one.model_dump(mode="json", exclude={"train": later})) for one in both)
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     lengths = {"steps", "tokens", "warmup_tokens", "decay_tokens"}
     if is_longer(old, new.identity) and {key.rpartition(".")[2] for key in changed} <= lengths:
@@ -298,10 +290,8 @@ def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tu
     size is compiled separately.
     """
     length, data_ranks = phase.sequence_length, rank.layout.replicate * rank.layout.shard
-    sequences, most = (
-        max(1, math.ceil(number / data_ranks))
-        for number in (phase.sequences_per_step, asked.tokens_per_step // length)
-    )
+    numbers = (phase.sequences_per_step, asked.tokens_per_step // length)
+    sequences, most = (max(1, math.ceil(number / data_ranks)) for number in numbers)
     if asked.micro_batch_sequences is not None:
         size = micro_batch_up_to(rank.layout, sequences, asked.micro_batch_sequences)
     else:
@@ -311,7 +301,7 @@ def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tu
     return size, int(micro_batches_needed(rank.layout, sequences, size))
 
 
-def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
+def _compiles(layout: Layout, machine: rules.Machine, identity: Identity) -> bool:
     """Return the recipe's choice, else True if compiled layers work and are faster.
 
     Compiled layers are faster on GPUs, and for bf16 on CPUs with AMX in runs longer than compiling.

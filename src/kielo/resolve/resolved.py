@@ -17,15 +17,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from kielo.artifact import run_format
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import write_text_atomically
-from kielo.artifact.run_format import (
-    FORMAT_VERSION,
-    VERSION_KEY,
-    migrated_identity,
-    migrated_run,
-    with_version,
-)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
@@ -131,9 +125,8 @@ class Identity(RecipeIdentity):
 
     def phase_index(self, step: int) -> int:
         """Return the index in `phases` of step `step`, or the last for later steps."""
-        return next(
-            (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
-        )
+        later = (index for index, phase in enumerate(self.phases) if step <= phase.last_step)
+        return next(later, len(self.phases) - 1)
 
     def max_gradient_norm(self, index: int) -> float:
         own = self.phases[index].max_gradient_norm
@@ -216,12 +209,12 @@ class Resolved(_Frozen):
 
 def stored_identity(identity: Identity) -> JsonTable:
     """Return the identity as JSON with the format's version, for checkpoints and manifests."""
-    return with_version(identity.model_dump(mode="json"))
+    return run_format.with_version(identity.model_dump(mode="json"))
 
 
 def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
     """Return the identity that any version stored. Raises KieloError with the keys that do not fit."""
-    content = migrated_identity(stored, where)
+    content = run_format.migrated_identity(stored, where)
     try:
         return _identity(content)
     except ValidationError as error:
@@ -236,7 +229,7 @@ def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> JsonTable:
 
     Content that does not fit an identity stays. Raises KieloError for a later version of the format.
     """
-    content = migrated_identity(stored, where)
+    content = run_format.migrated_identity(stored, where)
     try:
         return stored_identity(_identity(content))
     except ValidationError:
@@ -253,7 +246,7 @@ def write(resolved: Resolved, path: Path | str) -> None:
         raise KieloError(
             f"{path}: exists, and Kielo did not write it. Fix: move it away; nothing was written"
         )
-    text = f"{_HEADER}{VERSION_KEY} = {FORMAT_VERSION}\n"
+    text = f"{_HEADER}{run_format.VERSION_KEY} = {run_format.FORMAT_VERSION}\n"
     for name, part in resolved.model_dump(mode="json").items():
         text += toml_table(name, part)
     write_text_atomically(path, text)
@@ -269,7 +262,7 @@ def read(path: Path | str) -> Resolved:
     except ValueError as error:
         why = f"not valid TOML ({error}). Fix: delete it, and `kielo train` writes it again"
         raise KieloError(f"{path}: {why}") from None
-    content = migrated_run(content, path)
+    content = run_format.migrated_run(content, path)
     try:
         return Resolved.model_validate(content)
     except ValidationError as error:
@@ -278,7 +271,8 @@ def read(path: Path | str) -> Resolved:
 
 
 def _identity(content: JsonTable) -> Identity:
-    return Identity.model_validate({key: value for key, value in content.items() if key != VERSION_KEY})
+    own = {key: value for key, value in content.items() if key != run_format.VERSION_KEY}
+    return Identity.model_validate(own)
 
 
 def _keys_of(error: ValidationError) -> str:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from kielo.models.families import keys_of_family, model_complaints, module
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.rope_scaling import unread_keys
+from kielo.recipe.amounts import multiples_around
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.complaints import Complaint
 from kielo.recipe.complaints import refuse as refuse_recipe
@@ -26,14 +27,13 @@ from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
 from kielo.recipe.sections import CompleteModel, Layout, Recipe
 from kielo.resolve.activation_bytes import learns_positions
-from kielo.resolve.budget import allowed_epochs, num_sequences, sources_with_text
 from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
 from kielo.resolve.planned_phases import epochs, trains
 from kielo.resolve.resolved import PlannedPhase
-from kielo.resolve.shares import MOST_FILLED, lengths_that_split
+from kielo.resolve.shares import MOST_FILLED
 from kielo.resolve.software import NEWEST, Software, precisions, schedule_complaint
 from kielo.resolve.stages import SCHEDULES, micro_batch_complaint, num_stages, split_by_cost
-from kielo.resolve.text import Text
+from kielo.resolve.text import Text, allowed_epochs, num_sequences, sources_with_text
 
 
 @dataclass(frozen=True)
@@ -339,11 +339,10 @@ def _sequence_over_tensor_ranks(case: Case) -> Complaints:
     for phase in case.phases:
         length = phase.sequence_length
         if layout.tensor > 1 and layout.sequence_parallel and length % parts:
-            below = length // parts * parts
-            lengths = " or ".join(str(number) for number in (below, below + parts) if number)
             yield (
                 f"{phase.key('sequence_length')} = {length} is not divisible by layout.tensor × "
-                f"layout.context = {parts}, the ranks that split it. Fix: {lengths}"
+                f"layout.context = {parts}, the ranks that split it. Fix: "
+                f"{_listed(multiples_around(length, parts))}"
             )
     if layout.tensor_overlap != "none" and layout.tensor > 1 and not layout.sequence_parallel:
         yield (
@@ -367,7 +366,7 @@ def _context_axis(case: Case) -> Complaints:
             yield (
                 f"{phase.key('sequence_length')} = {length} does not split into 2 × layout.context = "
                 f"{2 * ranks} equal blocks. Fix: sequence_length "
-                f"{_listed(lengths_that_split(length, ranks))}, or layout.context {_listed(sizes)}"
+                f"{_listed(multiples_around(length, 2 * ranks))}, or layout.context {_listed(sizes)}"
             )
     if layout.context_attention == "ulysses":
         # `_tensor_axis` complains if layout.tensor does not divide the heads. Here only division by 0 is
@@ -508,16 +507,16 @@ def _fp8_sizes(model: CompleteModel, tensor: int, kinds: set[str]) -> Complaints
         yield (
             f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of "
             f"{MULTIPLE}. Fix: model.hidden_size of "
-            f"{_listed(_neighbours(model.hidden_size, MULTIPLE))}{_KEEP_IN_BF16}"
+            f"{_listed(multiples_around(model.hidden_size, MULTIPLE))}{_KEEP_IN_BF16}"
         )
     for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
         heads = getattr(model, key)
         what = f"model.{key} × model.head_dim = {heads} × {model.head_dim}"
-        larger = f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}"
+        larger = f"model.head_dim of {_listed(multiples_around(model.head_dim, MULTIPLE))}"
         yield from _fp8_width(what, heads * model.head_dim, tensor, larger)
     if kinds - _HEAD_WIDTHS.keys():
         size = model.intermediate_size
-        larger = f"model.intermediate_size of {_listed(_neighbours(size, MULTIPLE * tensor))}"
+        larger = f"model.intermediate_size of {_listed(multiples_around(size, MULTIPLE * tensor))}"
         yield from _fp8_width(f"model.intermediate_size = {size}", size, tensor, larger)
 
 
@@ -673,8 +672,7 @@ def _ranks_share_the_steps(case: StepCase) -> Complaints:
         if not of.tokens_per_step % length and sequences >= data_ranks:
             continue
         key, tokens = of.key("tokens_per_step"), of.tokens_per_step
-        below = tokens // length * length
-        sizes = [size for size in (below, below + length) if size >= length * data_ranks]
+        sizes = [size for size in multiples_around(tokens, length) if size >= length * data_ranks]
         sizes_that_fit = " or ".join(str(size) for size in sizes or [length * data_ranks])
         fewer = f", or at most {sequences} data-parallel ranks" if sequences < data_ranks else ""
         yield (
@@ -707,11 +705,6 @@ def _full_steps(phases: Sequence[PlannedPhase]) -> Iterator[PlannedPhase]:
 
 def _skipped_steps(case: StepCase) -> Complaints:
     yield from skip_complaints(case.recipe.train.skip_steps, case.steps.phases[-1].last_step)
-
-
-def _neighbours(size: int, multiple: int) -> list[int]:
-    below = size // multiple * multiple
-    return [number for number in (below, below + multiple) if number]
 
 
 def _listed(choices: Iterable[object]) -> str:

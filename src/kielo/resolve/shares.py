@@ -15,14 +15,8 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.stages import num_stages
 
-AXES = (
-    "pipeline",
-    "replicate",
-    "shard",
-    "context",
-    "tensor",
-    "expert",
-)  # neighbouring ranks differ in the last
+# Neighbouring ranks differ in the last.
+AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -36,12 +30,6 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 def rank_of_stage(layout: Layout, pipeline_rank: int) -> int:
     """Return the first rank of a pipeline rank, with 0 on all other axes."""
     return pipeline_rank * math.prod(getattr(layout, axis) for axis in AXES if axis != "pipeline")
-
-
-def lengths_that_split(sequence_length: int, ranks: int) -> list[int]:
-    """Return the nearest lengths, below and above, that split into two equal blocks for each context rank."""
-    below = sequence_length // (2 * ranks) * 2 * ranks
-    return [length for length in (below, below + 2 * ranks) if length]
 
 
 Column = np.ndarray
@@ -119,9 +107,8 @@ def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
     that adds few.
     """
     least = np.where(may, rows, np.inf).min(axis=0)
-    exact, near = (
-        np.where(may & (rows <= least * (1 + more)), sizes[:, None], 0).max(axis=0) for more in (0.0, _WORTH)
-    )
+    limits = (least, least * (1 + _WORTH))
+    exact, near = (np.where(may & (rows <= most), sizes[:, None], 0).max(axis=0) for most in limits)
     return np.where(near >= 2 * exact, near, exact)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,17 +32,10 @@ class Limit(NamedTuple):
 
 
 _OTHER_SCHEDULES = "1f1b or interleaved_1f1b"
+_FAULTS = {"zbv": "fails at the start", "dualpipev": "fails at the start"}
 SCHEDULE_LIMITS = {
-    "interleaved_zero_bubble": Limit(
-        'layout.pipeline_schedule = "interleaved_zero_bubble"',
-        ("2.13",),
-        "crashes at the first step",
-        _OTHER_SCHEDULES,
-    ),
-    **{
-        name: Limit(f'layout.pipeline_schedule = "{name}"', ("2.13",), "fails at the start", _OTHER_SCHEDULES)
-        for name in ("zbv", "dualpipev")
-    },
+    name: Limit(f'layout.pipeline_schedule = "{name}"', ("2.13",), fault, _OTHER_SCHEDULES)
+    for name, fault in ({"interleaved_zero_bubble": "crashes at the first step"} | _FAULTS).items()
 }
 COMPILED_SPLIT_BACKWARD = Limit(
     "layout.compile = true with a schedule that splits the backward",
@@ -62,7 +54,10 @@ def as_tried(version: str) -> str:
 def schedule_complaint(schedule: str, version: str) -> str | None:
     """Return why torch `version` does not run a pipeline schedule, with the fix, or None if it does."""
     limit = SCHEDULE_LIMITS.get(schedule)
-    return None if limit is None else _complaint(limit, version)
+    if limit is None or as_tried(version) in limit.works_on:
+        return None
+    works = f"it works on torch {' and '.join(limit.works_on)}"
+    return f"{limit.what} {limit.otherwise} on torch {version}; {works}. Fix: {limit.instead}"
 
 
 def compile_advice(layout: Layout) -> str | None:
@@ -71,23 +66,6 @@ def compile_advice(layout: Layout) -> str | None:
         limit = COMPILED_SPLIT_BACKWARD
         return f"{limit.what} {limit.otherwise}. Fix: {limit.instead}"
     return None
-
-
-def table() -> Iterator[str]:
-    yield f"| | {' | '.join(TRIED)} | otherwise |"
-    yield "|---" * (len(TRIED) + 2) + "|"
-    for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
-        marks = ("yes" if version in limit.works_on else "no" for version in TRIED)
-        yield f"| `{limit.what}` | {' | '.join(marks)} | {limit.otherwise} |"
-
-
-def _complaint(limit: Limit, version: str) -> str | None:
-    if as_tried(version) in limit.works_on:
-        return None
-    return (
-        f"{limit.what} {limit.otherwise} on torch {version}; it works on torch "
-        f"{' and '.join(limit.works_on)}. Fix: {limit.instead}"
-    )
 
 
 def _number(version: str) -> tuple[int, int]:

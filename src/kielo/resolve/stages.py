@@ -29,9 +29,8 @@ SCHEDULES = {
 
 
 def num_stages(layout: Layout) -> int:
-    return layout.pipeline * (
-        layout.pipeline_stages_per_rank or SCHEDULES[layout.pipeline_schedule].stages_per_rank
-    )
+    usual = SCHEDULES[layout.pipeline_schedule].stages_per_rank
+    return layout.pipeline * (layout.pipeline_stages_per_rank or usual)
 
 
 def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout) -> tuple[int, ...]:
@@ -53,11 +52,8 @@ def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -
 
 
 def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
-    owner = {
-        stage: rank
-        for rank in range(ranks)
-        for stage in stages_of_rank(schedule, ranks, rank, stages_per_rank)
-    }
+    stages = [stages_of_rank(schedule, ranks, rank, stages_per_rank) for rank in range(ranks)]
+    owner = {stage: rank for rank, own in enumerate(stages) for stage in own}
     return [owner[stage] for stage in range(len(owner))]
 
 
@@ -76,9 +72,7 @@ def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: fl
     for last in range(min(num_layers - (stages - 1), -(-num_layers // stages)) + 1):
         each, more = divmod(num_layers - last, stages - 1)
         splits.append((each + 1,) * more + (each,) * (stages - 1 - more) + (last,))
-    return min(
-        splits, key=lambda split: max(max(split[:-1]) * layer_cost, split[-1] * layer_cost + head_cost)
-    )
+    return min(splits, key=lambda of: max(max(of[:-1]) * layer_cost, of[-1] * layer_cost + head_cost))
 
 
 def layer_numbers(layout: Layout) -> list[range]:
@@ -99,10 +93,8 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
             "more tokens a step"
         )
     if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
-        below = next(number for number in range(micro_batches, 0, -1) if _makes_rounds(number, ranks))
-        above = next(
-            number for number in range(micro_batches, 2 * micro_batches + 1) if _makes_rounds(number, ranks)
-        )
+        fewer, more = range(micro_batches, 0, -1), range(micro_batches, 2 * micro_batches + 1)
+        below, above = (next(each for each in some if _makes_rounds(each, ranks)) for some in (fewer, more))
         return (
             f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, but "
             f"{micro_batches} do not make them. Fix: {below} or {above} micro-batches a step"

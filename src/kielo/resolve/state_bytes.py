@@ -122,9 +122,8 @@ def _layers_of_rank(model: CompleteModel, layout: Layout, pipeline_rank: int) ->
     if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), 1, True
     ranges = layer_numbers(layout)
-    stages = stages_of_rank(
-        layout.pipeline_schedule, layout.pipeline, pipeline_rank, len(ranges) // layout.pipeline
-    )
+    per_rank = len(ranges) // layout.pipeline
+    stages = stages_of_rank(layout.pipeline_schedule, layout.pipeline, pipeline_rank, per_rank)
     layers = {layer for stage in stages for layer in ranges[stage]}
     return layers, len(stages), stages[-1] == len(ranges) - 1
 

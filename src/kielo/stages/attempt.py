@@ -16,8 +16,7 @@ from kielo.plan.remedies import memory_warning
 from kielo.ranks.process_settings import settings_of_device, settle_allocator
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.cards import accelerator, cluster
-from kielo.recipe.errors import KieloError, sentence
-from kielo.recipe.messages import print_text
+from kielo.recipe.errors import KieloError, print_text, sentence
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.complete_model import overridden_in_words
@@ -85,9 +84,8 @@ def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
         return None
     try:
         before = read(folder / RESOLVED_NAME).placement
-        resolved = resolve(
-            recipe, folder, ranks, before.device, before.accelerator, software=installed(before.device)
-        )
+        software = installed(before.device)
+        resolved = resolve(recipe, folder, ranks, before.device, before.accelerator, software=software)
         return with_expectation(resolved, recipe) if is_finished(resolved) else None
     except KieloError:
         return None

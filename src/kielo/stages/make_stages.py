@@ -28,14 +28,13 @@ from kielo.dataset.pack import pack, pack_share
 from kielo.dataset.pack_sequences import pack_sequences
 from kielo.dataset.packed_sequences import packing_rows
 from kielo.dataset.query import corpus_sample
-from kielo.recipe.errors import KieloError, Stopped
-from kielo.recipe.messages import print_text
+from kielo.recipe.errors import KieloError, Stopped, print_text
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.report.make_summary import print_summary
-from kielo.resolve.budget import check_text_suffices
 from kielo.resolve.resolve import refuse_before_text
 from kielo.resolve.software import installed
+from kielo.resolve.text import check_text_suffices
 from kielo.stages import late
 from kielo.stages.attempt import is_done, this_device, train_here, train_on_ranks, warn_of_weights
 from kielo.stages.results import certify, evaluate, export_checkpoint, newest_checkpoint
@@ -111,16 +110,12 @@ def _run_stages(invocation: Invocation, chosen: Sequence[str], again: str | None
             _do(name, invocation, name in chosen)
             is_last = name == chosen[-1]
             # Not before a stage was made, or all were: a refusal changes nothing.
-            if name in chosen and (is_last or not invocation.stages[name].skipped):
-                _note_recipe(invocation, is_last)
+            is_due = name in chosen and (is_last or not invocation.stages[name].skipped)
+            if is_due and not write_run_recipe(invocation.recipe, invocation.folder) and is_last:
+                path = invocation.folder / RUN_RECIPE_NAME
+                print(f"{path} was changed by hand and is kept", file=sys.stderr)
             if name == "corpus" and "train" in chosen:
                 _check_budget(invocation)
-
-
-def _note_recipe(invocation: Invocation, says_if_not: bool) -> None:
-    if not write_run_recipe(invocation.recipe, invocation.folder) and says_if_not:
-        path = invocation.folder / RUN_RECIPE_NAME
-        print(f"{path} was changed by hand and is kept", file=sys.stderr)
 
 
 def _make_again(name: str | None, invocation: Invocation, chosen: Sequence[str]) -> None:

@@ -16,8 +16,7 @@ from kielo.artifact.verify_results import Parity
 from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, wanted_export
 from kielo.dataset.provenance import check_tokenizer_of_checkpoint, check_tokens
 from kielo.evaluate.evaluation import wanted_scores
-from kielo.recipe.errors import KieloError
-from kielo.recipe.messages import print_text
+from kielo.recipe.errors import KieloError, print_text
 from kielo.recipe.sections import CompleteModel, Recipe
 from kielo.report.model_card import export_card, write_model_card
 from kielo.resolve.resolved import read
