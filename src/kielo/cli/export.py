@@ -1,4 +1,4 @@
-"""`kielo export`: a checkpoint → a folder that `transformers` loads."""
+"""`kielo export`: a checkpoint → a folder that `transformers` loads, or that llama.cpp and Ollama load."""
 
 import argparse
 import math
@@ -9,6 +9,7 @@ from typing import Any
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME, run_around
 from kielo.artifact.manifest import read_manifest
+from kielo.checkpoint.export_stage import GGUF_DTYPE_NAMES
 from kielo.cli.flags import VerbParser, examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
@@ -16,7 +17,7 @@ from kielo.recipe.places import conversion, place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
 from kielo.recipe.sections import Recipe
 from kielo.report.model_card import loading_call
-from kielo.stages.results import export_checkpoint, newest_checkpoint
+from kielo.stages.results import export_checkpoint, export_gguf, newest_checkpoint
 
 
 def export_flags(parser: VerbParser) -> None:
@@ -24,6 +25,7 @@ def export_flags(parser: VerbParser) -> None:
         parser,
         "kielo export demo_estonian --to my_model",
         "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
+        "kielo export demo_estonian --to my_gguf --format gguf --dtype q8_0",
     )
     parser.takes("""
         CHECKPOINT  folder of a checkpoint, or a recipe or a run folder (its newest complete checkpoint)
@@ -36,10 +38,16 @@ def export_flags(parser: VerbParser) -> None:
         help="folder to make; the same command continues an interrupted export",
     )
     parser.add_argument(
+        "--format",
+        choices=("hugging_face", "gguf"),
+        default="hugging_face",
+        help="gguf: a file for llama.cpp, Ollama and LM Studio, with a Modelfile",
+    )
+    parser.add_argument(
         "--dtype",
-        choices=("source", "fp32", "bf16", "fp16"),
-        help="dtype of the weights; source: names and dtypes of the first weights. Default: source if the "
-        "run began from weights, else fp32",
+        choices=("source", *GGUF_DTYPE_NAMES),
+        help="dtype of the weights; source: names and dtypes of the first weights; q8_0: 8 bits, in a GGUF "
+        "file. Default: source if the run began from weights, else fp32",
     )
     parser.add_argument(
         "--max-shard-gb", type=float, metavar="GB", help="largest size of a weights file; default: 5"
@@ -62,6 +70,9 @@ def export(options: argparse.Namespace) -> None:
                     f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual"
                 )
             size["max_shard_bytes"] = int(options.max_shard_gb * 1e9)
+        if options.format == "gguf":
+            _export_gguf(options, checkpoint, to, tokenizer_folder, recipe)
+            return
         model = export_checkpoint(
             checkpoint, to, tokenizer_folder, recipe, dtype=options.dtype, is_replacing=False, **size
         )
@@ -69,6 +80,23 @@ def export(options: argparse.Namespace) -> None:
         return print_json(_summary(checkpoint, to))
     call = loading_call(model.model_type, repr(str(to)))
     print_text(f"wrote {to} from {checkpoint.name}; load it with transformers.{call}")
+
+
+def _export_gguf(
+    options: argparse.Namespace, checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None
+) -> None:
+    if options.max_shard_gb is not None:
+        raise KieloError("--max-shard-gb: a GGUF file is one file. Fix: without --max-shard-gb")
+    proof = export_gguf(checkpoint, to, tokenizer_folder, recipe, options.dtype)
+    if options.json:
+        print_json(_summary(checkpoint, to))
+        return
+    (file,) = to.glob("*.gguf")
+    if proof and proof.program:
+        print_text(f"{proof.documents:,} texts have the same ids in llama.cpp ({proof.program})")
+    elif proof:
+        print_text("the ids were not compared: no llama.cpp here. Fix: pip install cyllama, and export again")
+    print_text(f"wrote {file} from {checkpoint.name}; run it with: llama-cli -m {file}")
 
 
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:
