@@ -1,7 +1,7 @@
 """Publication of a run's export: to the Hugging Face hub, to a server with its interface, or into a folder.
 
 A file that the destination has already, by its checksum, is not sent again, so an interrupted publication
-goes on. Large files go one by one, and the model card last: a card never stands without its weights.
+resumes. Large files go one by one, and the model card last: a card never stands without its weights.
 """
 
 import hashlib
@@ -136,7 +136,7 @@ def publish(
             raise
         raise KieloError(
             f"{target}: {hub.endpoint} cannot be reached ({type(error).__name__}: {error}). What arrived "
-            "stays. Fix: the same command goes on"
+            "stays. Fix: the same command resumes"
         ) from error
     return str(address)
 
@@ -147,7 +147,7 @@ def _refusal(target: str, error: HfHubHTTPError) -> str:
         401: "hf auth login, or HF_TOKEN",
         403: "a token with the right to write there, or another owner",
         413: "ask the hub for more room",
-    }.get(code, "the same command goes on from what arrived")
+    }.get(code, "the same command resumes")
     said = error.server_message or " ".join(str(error).split())[:200]
     return f"{target}: the server answered {code}: {said}. Fix: {fix}"
 
