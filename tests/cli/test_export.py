@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kielo.artifact.run_format import with_version
+from kielo.checkpoint import llama_cpp
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.cli.main import main
@@ -153,3 +156,35 @@ def test_the_command_that_follows_an_average_works(run, tmp_path, capsys, monkey
     assert printed[0] == "kielo" and ("--tokenizer" in printed) == (place == "an average")
     assert main(printed[1:]) == 0
     assert json.loads(Path(place + "_hf", "config.json").read_text())["bos_token_id"] == 7
+
+
+def test_a_gguf_file_gives_the_run_s_text_in_llama_cpp(first_run, tmp_path, capsys) -> None:
+    """Log-probabilities within 1e-3 of transformers on the exported folder, and the same greedy ids."""
+    folder = first_run.recipe.parent / "run"
+    if llama_cpp.program() is None:
+        pytest.skip("pip install cyllama")
+    flags = ["--to", str(tmp_path / "laptop"), "--format", "gguf"]
+    assert main(["export", str(first_run.recipe), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "texts have the same ids in llama.cpp" in said and "laptop.F32.gguf" in said
+    proof = json.loads((tmp_path / "laptop" / "gguf.json").read_text())
+    assert proof["ids"]["documents"] > 20 and proof["ids"]["difference"] is None
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "hf")
+    ids = AutoTokenizer.from_pretrained(folder / "hf")("Tere tulemast koju!")["input_ids"][:16]
+    with torch.no_grad():
+        logs = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+    right = [logs[place, number].item() for place, number in enumerate(ids[1:])]
+    (whole,) = theirs.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
+    (found,), (way_on,) = llama_cpp.scores_of(tmp_path / "laptop" / "laptop.F32.gguf", [ids], 8)
+    assert found == pytest.approx(right, abs=1e-3) and way_on == whole[len(ids) :].tolist()
+    assert main(["export", str(first_run.recipe), *flags]) == 0  # the same command twice is one export
+    capsys.readouterr()
+    for wrong, reason in (
+        (["--max-shard-gb", "1"], "--max-shard-gb: a GGUF file is one file"),
+        (["--dtype", "source"], "dtype 'source' of a GGUF file is not known"),
+        (["--dtype", "q8_0"], "exists already and is not this export"),
+    ):
+        assert main(["export", str(first_run.recipe), *flags, *wrong]) == 1
+        assert reason in capsys.readouterr().err
+    assert main(["export", str(first_run.recipe), "--to", str(tmp_path / "hf"), "--dtype", "q8_0"]) == 1
+    assert "dtype 'q8_0' is not known" in capsys.readouterr().err

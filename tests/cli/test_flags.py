@@ -119,11 +119,11 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("export a --to b", {
         "checkpoint": "a", "to": "b", "dtype": None, "max_shard_gb": None, "tokenizer": None, "json": False,
-        "sets": [],
+        "sets": [], "format": None,
     }),
     ("export a --to b --dtype bf16 --max-shard-gb 2 --tokenizer c --json --set d=e", {
         "checkpoint": "a", "to": "b", "dtype": "bf16", "max_shard_gb": 2.0, "tokenizer": "c", "json": True,
-        "sets": ["d=e"],
+        "sets": ["d=e"], "format": None,
     }),
     ("status a", {"run": "a", "json": False}),
     ("status a --json", {"run": "a", "json": True}),
@@ -211,7 +211,7 @@ SUBVERBS = {
 }
 VERBS = (
     "init recipes languages docs completion tokenizer data prefetch run train verify show report checkpoint "
-    "schema clusters plan rehearse site preflight launch status cancel evaluate generate chat export"
+    "schema clusters plan rehearse site preflight launch status cancel evaluate generate chat export publish"
 )
 
 

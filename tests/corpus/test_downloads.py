@@ -225,7 +225,10 @@ def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
     assert (tmp_path / "w" / "state/lists/partial").is_dir() and (tmp_path / "w" / "status").is_file()
     assert (tmp_path / "w" / "cache/archives/partial").is_dir()
     assert download.write_apt_configuration(tmp_path / "w") == path
-    assert asked[0] == (["apt-config", "dump"], {"capture_output": True, "text": True, "timeout": 60})
+    assert asked[0] == (
+        ["apt-config", "dump"],
+        {"capture_output": True, "text": True, "timeout": 60, "check": False},
+    )
 
 
 def test_errors_of_programs_on_one_line():

@@ -1,7 +1,9 @@
 """An export to a Hugging Face folder as a stage: its inputs, and whether it is done; torch-free."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
@@ -11,17 +13,21 @@ from kielo.recipe.sections import CompleteModel
 from kielo.tokenizer.load import main_files, side_files
 
 KIND, VERSION = "export", 3
+GGUF_KIND, GGUF_VERSION = "gguf", 1
 CARD_FILE = "README.md"
 # Values of `kielo export --dtype`: the dtypes of the weights that training began from, or one of all tensors.
 SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
+GGUF_DTYPE_NAMES = (*DTYPE_NAMES, "q8_0")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    # "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from.
+    # "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from. A GGUF
+    # file can be "q8_0" too, and is never "source".
     dtype: str | None = None  # None: "source" if the checkpoint knows them, else "fp32"
     max_shard_bytes: int = 5_000_000_000
     is_replacing: bool = True  # replace another export
+    is_gguf: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,23 @@ class WantedExport:
     stage: ResumableStage
 
 
+class IdsProof(NamedTuple):
+    """llama.cpp's ids of documents beside Kielo's.
+
+    program: llama.cpp's Python package with its version, or None if it is not installed. documents: compared
+    ones. difference: the first with other ids, in words, or None.
+    """
+
+    program: str | None
+    documents: int
+    difference: str | None
+
+
 def wanted_export(
     checkpoint: Path, to: Path, model: CompleteModel, tokenizer_folder: Path | None, options: ExportOptions
 ) -> WantedExport:
     checkpoint, index = Path(checkpoint), read_index(checkpoint)
-    dtype = _chosen_dtype(checkpoint, index, options.dtype)
+    dtype = _chosen_dtype(checkpoint, index, options)
     if options.max_shard_bytes < 1:
         raise KieloError(
             f"export: no tensor fits a shard of {options.max_shard_bytes} bytes. Fix: 5,000,000,000 bytes"
@@ -51,18 +69,44 @@ def wanted_export(
         "max_shard_bytes": options.max_shard_bytes,
         "model": model.model_dump(mode="json"),
     }
-    stage = ResumableStage(to, KIND, VERSION, inputs, section)
+    kind = (GGUF_KIND, GGUF_VERSION) if options.is_gguf else (KIND, VERSION)
+    stage = ResumableStage(to, *kind, inputs, section)
     return WantedExport(checkpoint, index, model, tokenizer_folder, options, dtype, stage)
 
 
-def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -> str:
-    is_known = bool(index.plain.source_tensors)
+def published(wanted: WantedExport, write: Callable[[ResumableStage], None]) -> Path:
+    """Make an export with `write`, whole or not at all, unless it is there; return its folder.
+
+    Replace another export there, or refuse it without `is_replacing`. Refuse anything else. Raise KieloError.
+    """
+    stage = wanted.stage
+    if stage.is_done():
+        return stage.folder
+    stage.refuse()
+    if not wanted.options.is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
+        raise KieloError(
+            f"{stage.folder}: exists already and is not this export. Nothing was written. Fix: name a new "
+            "folder"
+        )
+    try:
+        if not stage.is_written():
+            write(stage)
+        stage.publish()
+    except OSError as error:
+        raise stage.stopped(error) from error
+    finally:
+        stage.close()
+    return stage.folder
+
+
+def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, options: ExportOptions) -> str:
+    dtype, is_known = options.dtype, bool(index.plain.source_tensors) and not options.is_gguf
     if dtype is None:
         return SOURCE if is_known else "fp32"
-    if dtype not in {SOURCE, *DTYPE_NAMES}:
-        raise KieloError(
-            f"export: dtype {dtype!r} is not known. Fix: one of {SOURCE}, {', '.join(DTYPE_NAMES)}"
-        )
+    known = GGUF_DTYPE_NAMES if options.is_gguf else (SOURCE, *DTYPE_NAMES)
+    if dtype not in known:
+        of = " of a GGUF file" if options.is_gguf else ""
+        raise KieloError(f"export: dtype {dtype!r}{of} is not known. Fix: one of {', '.join(known)}")
     if dtype == SOURCE and not is_known:
         raise KieloError(
             f"{checkpoint}: dtype {SOURCE!r} is the dtype of the weights that training began from, and this "

@@ -24,7 +24,6 @@ from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.source_settings import GENERATION_FILE, generation_config, settings_of_checkpoint
 from kielo.dataset.query import packed_sample
 from kielo.models import families
-from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel
 from kielo.tokenizer.control_tokens import read_object
@@ -53,23 +52,7 @@ def export(
     """
     options = options or ExportOptions()
     wanted = export_stage.wanted_export(checkpoint, to, model, tokenizer_folder, options)
-    stage = wanted.stage
-    if stage.is_done():
-        return stage.folder
-    stage.refuse()
-    if not options.is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
-        raise KieloError(
-            f"{to}: exists already and is not this export. Nothing was written. Fix: name a new folder"
-        )
-    try:
-        if not stage.is_written():
-            _write(wanted, card)
-        stage.publish()
-    except OSError as error:
-        raise stage.stopped(error) from error
-    finally:
-        stage.close()
-    return stage.folder
+    return export_stage.published(wanted, lambda _: _write(wanted, card))
 
 
 def _write(wanted: WantedExport, card: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`kielo export`: a checkpoint → a folder that `transformers` loads."""
+"""`kielo export`: a checkpoint → a folder that `transformers` loads, or that llama.cpp and Ollama load."""
 
 import argparse
 import math
@@ -16,18 +16,22 @@ from kielo.recipe.places import conversion, place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
 from kielo.recipe.sections import Recipe
 from kielo.report.model_card import loading_call
-from kielo.stages.results import export_checkpoint, newest_checkpoint
+from kielo.stages.results import export_checkpoint, export_gguf, newest_checkpoint
 
 
 @takes("""
     $ kielo export demo_estonian --to my_model
     $ kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16
+    $ kielo export demo_estonian --to my_gguf --format gguf --dtype q8_0
     CHECKPOINT                       folder of a checkpoint, or a recipe or a run folder (its newest complete
                                      checkpoint)
     --set KEY=VALUE
     --to DIR!                        folder to make; the same command continues an interrupted export
-    --dtype {source,fp32,bf16,fp16}  dtype of the weights; source: names and dtypes of the first weights.
-                                     Default: source if the run began from weights, else fp32
+    --format {hugging_face,gguf}     gguf: a file for llama.cpp, Ollama and LM Studio, with a Modelfile.
+                                     Default: hugging_face
+    --dtype {source,fp32,bf16,fp16,q8_0}  dtype of the weights; source: names and dtypes of the first weights;
+                                     q8_0: 8 bits, in a GGUF file. Default: source if the run began from
+                                     weights, else fp32
     --max-shard-gb GB:float          largest size of a weights file; default: 5
     --tokenizer DIR                  folder with a tokenizer.json; default: the run's
     --json                           print the summary as JSON
@@ -44,6 +48,9 @@ def export(options: argparse.Namespace) -> None:
             if not 0 < most < math.inf:
                 raise KieloError(f"--max-shard-gb {most:g}: give a number above 0; 5 is usual")
             size["max_shard_bytes"] = int(most * 1e9)
+        if options.format == "gguf":
+            _export_gguf(options, checkpoint, to, tokenizer_folder, recipe)
+            return
         model = export_checkpoint(
             checkpoint, to, tokenizer_folder, recipe, dtype=options.dtype, is_replacing=False, **size
         )
@@ -51,6 +58,23 @@ def export(options: argparse.Namespace) -> None:
         return print_json(_summary(checkpoint, to))
     call = loading_call(model.model_type, repr(str(to)))
     print_text(f"wrote {to} from {checkpoint.name}; load it with transformers.{call}")
+
+
+def _export_gguf(
+    options: argparse.Namespace, checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None
+) -> None:
+    if options.max_shard_gb is not None:
+        raise KieloError("--max-shard-gb: a GGUF file is one file. Fix: without --max-shard-gb")
+    proof = export_gguf(checkpoint, to, tokenizer_folder, recipe, options.dtype)
+    if options.json:
+        print_json(_summary(checkpoint, to))
+        return
+    (file,) = to.glob("*.gguf")
+    if proof and proof.program:
+        print_text(f"{proof.documents:,} texts have the same ids in llama.cpp ({proof.program})")
+    elif proof:
+        print_text("the ids were not compared: no llama.cpp here. Fix: pip install cyllama, and export again")
+    print_text(f"wrote {file} from {checkpoint.name}; run it with: llama-cli -m {file}")
 
 
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:

@@ -113,7 +113,7 @@ def _card(
     text = fill_template(
         "card.md.jinja",
         recipe=recipe,
-        languages=_languages(recipe) if recipe else (),
+        languages=card_languages(recipe) if recipe else (),
         datasets=list(dict.fromkeys(filter(None, from_hub))),
         follows=Path(recipe.follows).stem if recipe and recipe.follows else None,
         model_type=model_type,
@@ -137,13 +137,13 @@ def _kind(is_encoder: bool, is_hybrid: bool) -> str:
     return f"{'masked and causal' if is_hybrid else 'masked' if is_encoder else 'causal'} language model"
 
 
-def _languages(recipe: Recipe) -> list[str]:
+def card_languages(recipe: Recipe) -> list[str]:
     others = (code for source in recipe.corpus.sources for code in languages_of(recipe, source))
     return list(dict.fromkeys([recipe.language, *others]))
 
 
 def _named_languages(recipe: Recipe) -> str:
-    codes = [f"`{plain(code)}`" for code in _languages(recipe)]
+    codes = [f"`{plain(code)}`" for code in card_languages(recipe)]
     return ("the language " if len(codes) == 1 else "the languages ") + ", ".join(codes)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kielo.checkpoint.average import average as average
+    from kielo.checkpoint.gguf_export import export_gguf as export_gguf
     from kielo.checkpoint.hugging_face_export import export as export_hugging_face
     from kielo.evaluate.encoder import fill_prompts as fill_prompts
     from kielo.evaluate.encoder import load_encoder as load_encoder

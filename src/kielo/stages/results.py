@@ -13,12 +13,12 @@ from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.verify_results import Parity
-from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, wanted_export
+from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, IdsProof, wanted_export
 from kielo.dataset.provenance import check_tokenizer_of_checkpoint, check_tokens
 from kielo.evaluate.evaluation import wanted_scores
 from kielo.recipe.errors import KieloError, print_text
 from kielo.recipe.sections import CompleteModel, Recipe
-from kielo.report.model_card import export_card, write_model_card
+from kielo.report.model_card import card_languages, export_card, write_model_card
 from kielo.resolve.resolved import read
 from kielo.stages import late
 from kielo.verify.certificate import ParityOptions, current_certificate, print_parity
@@ -79,15 +79,7 @@ def export_checkpoint(
     The card uses the run's `recipe`, None if not known. `how` has fields of `ExportOptions`. Raise KieloError
     if another tokenizer made the tokens.
     """
-    state = read_state(checkpoint)
-    identity = state.identity
-    if not identity:
-        raise KieloError(f"{checkpoint}: does not name its model, so it cannot be exported")
-    check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
-    try:
-        model = CompleteModel.model_validate(identity["model"])
-    except (KeyError, TypeError, ValidationError) as error:
-        raise KieloError(f"{checkpoint}: its model is not a model of this Kielo ({error})") from None
+    model = _exported_model(checkpoint, tokenizer_folder)
     wanted = wanted_export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
     card = export_card(wanted, recipe)
     if not wanted.stage.is_done():
@@ -97,3 +89,26 @@ def export_checkpoint(
         if run is None or to.resolve() != run / "hf":  # that folder has the report's card, with results
             write_model_card(to, card)
     return model
+
+
+def export_gguf(
+    checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None, dtype: str | None
+) -> IdsProof | None:
+    """Export a checkpoint as the folder `to` with a GGUF file, unless it is there. Return what ids proved."""
+    model = _exported_model(checkpoint, tokenizer_folder)
+    options = ExportOptions(dtype, is_replacing=False, is_gguf=True)
+    about: dict[str, Any] = {"name": to.name}
+    if recipe is not None:
+        about |= {"license": recipe.report.license, "languages": card_languages(recipe)}
+    return late.export_gguf(wanted_export(checkpoint, to, model, tokenizer_folder, options), about)
+
+
+def _exported_model(checkpoint: Path, tokenizer_folder: Path) -> CompleteModel:
+    state = read_state(checkpoint)
+    if not state.identity:
+        raise KieloError(f"{checkpoint}: does not name its model, so it cannot be exported")
+    check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
+    try:
+        return CompleteModel.model_validate(state.identity["model"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise KieloError(f"{checkpoint}: its model is not a model of this Kielo ({error})") from None

@@ -306,6 +306,11 @@ def has_chat_template(folder: Path) -> bool:
     return _template(folder) is not None
 
 
+def template_of(folder: Path) -> str | None:
+    found = _template(folder)
+    return found and found[1]
+
+
 def _template(folder: Path) -> tuple[Path, str] | None:
     path = folder / CHAT_TEMPLATE_FILE
     if path.is_file():

@@ -1,0 +1,362 @@
+"""Export of a checkpoint to a GGUF file, which llama.cpp, Ollama and LM Studio read.
+
+The gguf package of the llama.cpp project writes the file and names the tensors. Their changes of shape follow
+its converter (convert_hf_to_gguf.py): rotated pairs side by side in a Llama, norms with their 1 in a Gemma,
+and queries, keys and values one after the other.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+from tqdm import tqdm
+
+from kielo.artifact.checkpoint_folder import run_around
+from kielo.artifact.manifest import hash_file
+from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
+from kielo.checkpoint.auto_tokenizer import ODD_TEXTS, json_bytes
+from kielo.checkpoint.export_stage import IdsProof, WantedExport, published
+from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, NotFiniteError, file_tensors
+from kielo.checkpoint.gguf_vocabulary import Vocabulary, compare_ids, read_vocabulary
+from kielo.checkpoint.read_checkpoint import verify
+from kielo.dataset.query import packed_sample
+from kielo.models import families
+from kielo.models.family_tables import layer_types
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import CompleteModel
+from kielo.tokenizer.load import load_tokenizer
+
+_F32 = gguf.LlamaFileType.ALL_F32
+# Value of --dtype → the kind of matrices, and the file's. Vectors, norms and position tables are fp32.
+FILE_KINDS = {
+    "fp32": (Kind.F32, _F32),
+    "fp16": (Kind.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (Kind.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+_KINDS = (".weight", ".bias")
+CERTIFICATE, MODELFILE = "gguf.json", "Modelfile"
+
+
+class _Family(NamedTuple):
+    """architecture: llama.cpp's. change: (name, tensor, model) → the tensor as llama.cpp has it.
+
+    full_every: with windows, each n-th layer has none; 0: no layer has one.
+    """
+
+    architecture: str
+    change: Callable[[str, Tensor, CompleteModel], Tensor] = lambda name, tensor, model: tensor
+    full_every: int = 0
+    has_bias: tuple[bool, ...] = (False,)  # values of attention_bias that it can have
+    activations: tuple[str, ...] = ("silu",)
+    is_tied: bool | None = None  # None: both
+
+
+def _pairs_together(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
+    """Put the two numbers that RoPE rotates side by side, in queries and keys."""
+    heads = {"q_proj": model.num_attention_heads, "k_proj": model.num_key_value_heads}.get(
+        name.split(".")[-2]
+    )
+    if heads is None:
+        return tensor
+    return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _unfused(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
+    """Put all queries before all keys and values, which are stored head by head."""
+    if not name.endswith(("query_key_value.weight", "query_key_value.bias")):
+        return tensor
+    return (
+        tensor.view(model.num_attention_heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
+    )
+
+
+def _plus_one(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
+    return tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def _untransposed(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
+    is_conv = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return tensor.mT.contiguous() if is_conv else tensor
+
+
+_LLAMA = _Family("llama", _pairs_together, has_bias=(False, True))
+_TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+_GEMMA = _Family("gemma3", _plus_one, full_every=6, activations=_TANH)
+_FAMILIES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _Family("qwen2", has_bias=(True,)),
+    "qwen3": _Family("qwen3"),
+    "olmo2": _Family("olmo2"),
+    "olmo3": _Family("olmo2", full_every=4),
+    "gemma2": _GEMMA._replace(architecture="gemma2", full_every=2, is_tied=True),
+    "gemma3_text": _GEMMA,
+    "gpt2": _Family("gpt2", _untransposed, has_bias=(True,), activations=_TANH),
+    "gpt_neox": _Family("gptneox", _unfused, has_bias=(True,), activations=_TANH, is_tied=False),
+    "bloom": _Family("bloom", _unfused, has_bias=(True,), activations=_TANH),
+}
+
+
+def export_gguf(wanted: WantedExport, about: dict[str, Any]) -> IdsProof | None:
+    """Write the model of a checkpoint as a folder with a GGUF file, whole or not at all.
+
+    The folder has a Modelfile for Ollama, and gguf.json, which says how ids were compared. Return that
+    comparison, or None if the folder is this export already. about: "name", and "license" and
+    "languages" if they are known. Raise KieloError for a model or a tokenizer that llama.cpp does not have,
+    for other ids than Kielo's, and for a full disk.
+    """
+    refuse_model(wanted.model)
+    if wanted.tokenizer_folder is None:
+        raise KieloError("export: a GGUF file needs a tokenizer. Fix: --tokenizer DIR")
+    tokenizer = load_tokenizer(wanted.tokenizer_folder)
+    vocabulary = read_vocabulary(tokenizer, wanted.model.vocab_size)
+    proof: list[IdsProof] = []
+
+    def write(stage: ResumableStage) -> None:
+        stage.begin()
+        name = f"{stage.folder.name}.{FILE_KINDS[wanted.dtype][0].name}.gguf"
+        try:
+            tensors, size = _write_file(stage, name, wanted, vocabulary, about)
+        except NotFiniteError:
+            stage.discard()
+            raise
+        run = run_around(wanted.checkpoint)
+        texts = [
+            (one.place, one.text) for one in ([] if run is None else packed_sample(run)) if not one.messages
+        ]
+        texts += [(repr(text), text) for text in ODD_TEXTS]
+        proof.append(compare_ids(stage.new / name, tokenizer, texts))
+        if proof[0].difference:
+            stage.discard()
+            raise KieloError(
+                f"{wanted.tokenizer_folder}: llama.cpp gives other ids than the model is trained on: "
+                f"{proof[0].difference}. Nothing was written. Fix: export without --format gguf"
+            )
+        stage.add(name, _hashed(stage.new / name))
+        stage.write(MODELFILE, _modelfile(name, vocabulary, wanted.model).encode())
+        stage.write(CERTIFICATE, json_bytes({"split": vocabulary.split, "ids": proof[0]._asdict()}))
+        stage.finish({"tensors": tensors, "tensor_bytes": size, "step": wanted.index.step})
+
+    published(wanted, write)
+    return proof[0] if proof else None
+
+
+def refuse_model(model: CompleteModel) -> None:
+    """Raise KieloError for a model that llama.cpp computes differently, or does not have."""
+    family = _FAMILIES.get(model.model_type)
+    if family is None:
+        raise KieloError(
+            f"--format gguf: llama.cpp has no decoder {model.model_type}. It has {', '.join(_FAMILIES)}. "
+            "Fix: export without --format gguf"
+        )
+    scaling = (model.rope_scaling or {}).get("rope_type", "default")
+    kinds = layer_types(model)
+    window = model.sliding_window if "sliding_attention" in kinds else None
+    width = model.query_pre_attn_scalar or model.head_dim
+    is_gemma = "gemma" in family.architecture
+    complaints = {
+        f"sliding_window = {window}": bool(
+            window and window < model.max_position_embeddings and not family.full_every
+        ),
+        # Versions of 2025 do not read the order from the file, and none computes a model of windows alone.
+        "this order of layer_types": bool(window and family.full_every)
+        and (
+            "full_attention" not in kinds
+            or any(
+                (kind == "full_attention") != (number % family.full_every == 0)
+                for number, kind in enumerate(kinds, start=1)
+            )
+        ),
+        f"attention_bias = {str(model.attention_bias).lower()}": model.attention_bias not in family.has_bias,
+        f"hidden_act = {model.hidden_act}": model.hidden_act not in family.activations,
+        f"tie_word_embeddings = {str(model.tie_word_embeddings).lower()}": family.is_tied
+        == (not model.tie_word_embeddings),
+        f"rope_scaling of type {scaling}": scaling not in _SCALINGS,
+        f"query_pre_attn_scalar = {width:g}": is_gemma and width != _gemma_scale(family.architecture, model),
+        "no attn_logit_softcapping": model.model_type == "gemma2" and model.attn_logit_softcapping is None,
+        f"head_dim = {model.head_dim}": family.architecture == "olmo2"
+        and model.head_dim * model.num_attention_heads != model.hidden_size,
+    }
+    for what, is_so in complaints.items():
+        if is_so:
+            raise KieloError(
+                f"--format gguf: llama.cpp's {family.architecture} does not compute {model.model_type} with "
+                f"{what}. Fix: export without --format gguf"
+            )
+
+
+def _gemma_scale(architecture: str, model: CompleteModel) -> int:
+    """Return the number whose root divides the scores in llama.cpp: of the 27B it is not a head's width."""
+    is_27b = model.num_hidden_layers == {"gemma2": 46, "gemma3": 62}[architecture]
+    return model.hidden_size // model.num_attention_heads if is_27b else model.head_dim
+
+
+def _write_file(
+    stage: ResumableStage, name: str, wanted: WantedExport, vocabulary: Vocabulary, about: dict[str, Any]
+) -> tuple[int, int]:
+    model, index = wanted.model, wanted.index
+    family = _FAMILIES[model.model_type]
+    names = families.module(model.model_type, "tables")
+    verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+    theirs = gguf.get_tensor_name_map(architecture, model.num_hidden_layers)
+    writer = gguf.GGUFWriter(stage.new / name, family.architecture)
+    _add_settings(writer, model, family, about)
+    writer.add_file_type(FILE_KINDS[wanted.dtype][1])
+    _add_vocabulary(writer, vocabulary)
+    rows, entries = CheckpointRows(wanted.checkpoint, index), list[tuple[str, FileTensor | Tensor]]()
+    for tensor in file_tensors(index, model, "fp32"):
+        # Names of BLOOM's published files have no prefix.
+        known = [
+            theirs.get_name(one, _KINDS) for one in (tensor.name, tensor.name.removeprefix("transformer."))
+        ]
+        found = next(filter(None, known), None)
+        if found is None:
+            raise KieloError(f"--format gguf: llama.cpp has no name for {tensor.name}")
+        entries.append((found, tensor))
+    if family.architecture == "olmo2" and model.tie_word_embeddings:  # llama.cpp's has no tied head
+        entries.append(("output.weight", next(of for name, of in entries if name == "token_embd.weight")))
+    if (factors := _llama3_factors(model)) is not None:
+        entries.append(("rope_freqs.weight", factors))
+    kinds = [_kind(name, _shape(of, family, model), FILE_KINDS[wanted.dtype][0]) for name, of in entries]
+    total = 0
+    for (entry, of), kind in zip(entries, kinds, strict=True):
+        shape = _shape(of, family, model)
+        stored = (
+            gguf.quant_shape_to_byte_shape(shape, kind)
+            if kind is not Kind.F32 and kind is not Kind.F16
+            else shape
+        )
+        dtype = {Kind.F32: np.float32, Kind.F16: np.float16}.get(kind, np.uint8)
+        size = math.prod(stored) * np.dtype(dtype).itemsize
+        writer.add_tensor_info(entry, stored, np.dtype(dtype), size, raw_dtype=kind)
+        total += size
+    stage.expect(total)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    with tqdm(total=total, desc="exporting", unit="B", unit_scale=True, disable=None) as bar:
+        for (_, of), kind in zip(entries, kinds, strict=True):
+            data = of if isinstance(of, Tensor) else family.change(of.name, _read(rows, of), model)
+            values = gguf.quants.quantize(data.contiguous().numpy(), kind)
+            writer.write_tensor_data(values)
+            bar.update(values.nbytes)
+    writer.close()
+    return len(entries), total
+
+
+def _read(rows: CheckpointRows, tensor: FileTensor) -> Tensor:
+    return rows.read(tensor, slice(0, tensor.shape[0]))
+
+
+def _shape(of: FileTensor | Tensor, family: _Family, model: CompleteModel) -> tuple[int, ...]:
+    if isinstance(of, Tensor):
+        return tuple(of.shape)
+    return tuple(family.change(of.name, torch.empty(of.shape, device="meta"), model).shape)
+
+
+def _kind(name: str, shape: tuple[int, ...], asked: Kind) -> Kind:
+    """Return the kind of a tensor by llama.cpp's own rules. Blocks of Q8_0 have 32 numbers of a row."""
+    if len(shape) < 2 or name.endswith("_norm.weight") or name == "position_embd.weight":
+        return Kind.F32
+    return Kind.F16 if asked is Kind.Q8_0 and shape[-1] % 32 else asked
+
+
+_SCALINGS = {
+    "default": gguf.RopeScalingType.NONE,
+    "linear": gguf.RopeScalingType.LINEAR,
+    "llama3": gguf.RopeScalingType.NONE,  # as a tensor of factors
+}
+
+
+def _add_settings(
+    writer: gguf.GGUFWriter, model: CompleteModel, family: _Family, about: dict[str, Any]
+) -> None:
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_name(about["name"])
+    if about.get("license"):
+        writer.add_license(about["license"])
+    if about.get("languages"):
+        writer.add_languages(about["languages"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_block_count(model.num_hidden_layers)
+    writer.add_context_length(model.max_position_embeddings)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.num_attention_heads)
+    writer.add_head_count_kv(model.num_key_value_heads)
+    writer.add_vocab_size(model.vocab_size)
+    writer.add_layer_norm_eps(model.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
+    parts = families.module(model.model_type, "tables").layer_parts(model)
+    if parts.is_rotary:
+        writer.add_key_length(model.head_dim)
+        writer.add_value_length(model.head_dim)
+        writer.add_rope_dimension_count(int(model.head_dim * model.rotary_pct))
+        writer.add_rope_freq_base(model.rope_theta)
+        if scaling := model.rope_scaling:
+            writer.add_rope_scaling_type(_SCALINGS[scaling["rope_type"]])
+            if scaling["rope_type"] == "linear":
+                writer.add_rope_scaling_factor(scaling["factor"])
+    kinds = layer_types(model)
+    if family.full_every and model.sliding_window and "sliding_attention" in kinds:
+        writer.add_sliding_window(model.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+        if model.model_type == "gemma3_text":
+            writer.add_rope_freq_base_swa(model.rope_local_base_freq)
+    if family.architecture == "gptneox":
+        writer.add_parallel_residual(model.use_parallel_residual)
+    if model.attn_logit_softcapping:
+        writer.add_attn_logit_softcapping(model.attn_logit_softcapping)
+    if model.final_logit_softcapping:
+        writer.add_final_logit_softcapping(model.final_logit_softcapping)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+    writer.add_tokenizer_model("gpt2")  # llama.cpp's word for byte-level BPE
+    writer.add_tokenizer_pre(vocabulary.split)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.kinds)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_add_bos_token(vocabulary.adds_bos)
+    writer.add_add_eos_token(False)
+    for role, number in vocabulary.roles.items():
+        getattr(writer, f"add_{role}_token_id")(number)
+    if vocabulary.chat_template:
+        writer.add_chat_template(vocabulary.chat_template)
+
+
+def _llama3_factors(model: CompleteModel) -> Tensor | None:
+    """Return llama.cpp's divisor of each frequency of Llama 3.1's RoPE: [head_dim / 2], fp32."""
+    scaling = model.rope_scaling or {}
+    if scaling.get("rope_type") != "llama3":
+        return None
+    exponents = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
+    lengths = 2 * math.pi * model.rope_theta**exponents
+    trained, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = ((trained / lengths - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def _modelfile(name: str, vocabulary: Vocabulary, model: CompleteModel) -> str:
+    lines = [f"# ollama create {Path(name).stem.lower()} -f {MODELFILE}", f"FROM ./{name}"]
+    if vocabulary.chat_template is None:  # a model that continues text, without turns
+        lines.append("TEMPLATE {{ .Prompt }}")
+    stops = [vocabulary.tokens[number] for role, number in vocabulary.roles.items() if role in ("eos", "eot")]
+    lines += [f'PARAMETER stop "{stop}"' for stop in dict.fromkeys(stops)]
+    return "\n".join([*lines, f"PARAMETER num_ctx {model.max_position_embeddings}", ""])
+
+
+def _hashed(path: Path) -> FinishedFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return FinishedFile(bytes=path.stat().st_size, xxh3_128=hash_file(path), sha256=sha256)

@@ -1,0 +1,142 @@
+"""`kielo publish` to a stand-in of the hub, and into a folder: what arrives, what is asked, what goes on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kielo.cli.main import main
+from tests.cli.uploads import Uploads
+
+TOKEN = "hf_secret_of_this_test"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path) -> Uploads:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return Uploads()
+
+
+@pytest.fixture
+def run(first_run, tmp_path) -> Path:
+    folder = tmp_path / "run"
+    shutil.copytree(first_run.recipe.parent / "run", folder)
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_an_export_arrives_whole_and_private(run, hub, capsys) -> None:
+    before = files_of(run)
+    command = ["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    there = hub.repositories["team/model"]["main"]
+    manifest = json.loads((run / "hf" / "manifest.json").read_text())
+    wanted = {name: (run / "hf" / name).read_bytes() for name in [*manifest["files"], "README.md"]}
+    certificates = {f"verify/{one.name}": one.read_bytes() for one in (run / "verify").glob("*.json")}
+    certificates.pop("verify/manifest.json", None)
+    assert certificates and there == wanted | certificates and hub.private == {"team/model": True}
+    assert "private unless it exists" in said.out and "model.safetensors" in said.out
+    # Nothing in the run has changed, and nothing that was printed has the token, which the server got.
+    assert files_of(run) == before and TOKEN not in said.out + said.err and f"Bearer {TOKEN}" in hub.tokens
+    hub.asked.clear()
+    assert (
+        main([*command, "--public", "--json"]) == 0
+    )  # again: nothing is sent, and the server's choice stays
+    assert not [one for one in hub.asked if "/commit/" in one] and hub.private == {"team/model": True}
+    assert json.loads(capsys.readouterr().out)["address"].endswith("/team/model")
+
+
+def test_an_interrupted_publication_goes_on(run, hub, capsys, monkeypatch) -> None:
+    """The weights arrive, the small files are refused; the card comes last of all."""
+    monkeypatch.setattr("kielo.stages.publication.LARGE_BYTES", 20_000)
+    command = ["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]
+    hub.refuse = lambda command, path: (
+        413 if "/commit/" in path and hub.repositories["team/model"]["main"] else None
+    )
+    assert main(command) == 1
+    assert "the server answered 413" in capsys.readouterr().err
+    assert list(hub.repositories["team/model"]["main"]) == ["model.safetensors"]
+    hub.refuse = lambda command, path: None
+    hub.asked.clear()
+    assert main(command) == 0
+    assert not [one for one in hub.asked if one.startswith("PUT")]
+    assert list(hub.repositories["team/model"]["main"])[-1] == "README.md"
+
+
+def test_checkpoints_are_revisions(run, hub, capsys) -> None:
+    steps = sorted(int(one.name[5:]) for one in (run / "train" / "checkpoints").glob("step_*"))
+    flags = ["--endpoint", hub.address, "--yes", "--revisions"]
+    assert main(["publish", str(run), "team/model", *flags, f"{steps[0]}"]) == 0
+    there = hub.repositories["team/model"]
+    name = f"step_{steps[0]:08d}"
+    assert set(there) == {"main", name}
+    exported = (run / "revisions" / name / "model.safetensors").read_bytes()
+    assert there[name]["model.safetensors"] == exported != there["main"]["model.safetensors"]
+    for wrong, reason in (
+        ("7777", "has no checkpoint of step 7777. Fix: one of"),
+        ("first", "give all, or steps"),
+    ):
+        assert main(["publish", str(run), "team/model", *flags, wrong]) == 1
+        assert reason in capsys.readouterr().err
+
+
+def test_a_folder_gets_the_files_and_keeps_others(run, tmp_path, capsys) -> None:
+    to = tmp_path / "shared"
+    to.mkdir()
+    (to / "notes.txt").write_text("ours")
+    assert main(["publish", str(run), str(to), "--yes"]) == 0
+    assert (to / "notes.txt").read_text() == "ours"
+    assert (to / "model.safetensors").read_bytes() == (run / "hf" / "model.safetensors").read_bytes()
+    assert main(["publish", str(run), str(to), "--yes"]) == 0
+    assert "copied 0 of" in capsys.readouterr().out
+    (to / "config.json").write_text("{}")
+    assert main(["publish", str(run), str(to), "--yes"]) == 1
+    assert "config.json: is there already, with other content" in capsys.readouterr().err
+    assert (to / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "reason"),
+    [
+        (
+            lambda run: (run / "hf" / "model.safetensors").write_bytes(b"x"),
+            ["--yes"],
+            "not as it was exported",
+        ),
+        (lambda run: shutil.rmtree(run / "hf"), ["--yes"], "no run folder with an export"),
+        (lambda run: None, [], "nobody is here to say yes, and nothing was sent. Fix: --yes"),
+        (
+            lambda run: None,
+            ["--yes", "--gguf", "none"],
+            "none: no finished export is there. Fix: kielo export",
+        ),
+    ],
+)
+def test_what_is_not_whole_or_not_wished_is_not_sent(
+    run, hub, capsys, monkeypatch, damage, arguments, reason
+):
+    damage(run)
+    assert main(["publish", str(run), "team/model", "--endpoint", hub.address, *arguments]) == 1
+    assert reason in capsys.readouterr().err and not hub.repositories
+
+
+def test_refusals_of_the_server_are_named(run, hub, capsys) -> None:
+    for status, fix in ((401, "hf auth login"), (403, "a token with the right to write there")):
+        hub.refuse = lambda command, path, status=status: status
+        assert main(["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]) == 1
+        error = capsys.readouterr().err
+        assert fix in error and TOKEN not in error
+    for target, reason in (("model", "has no owner. Fix: OWNER/model"), ("a/b/c", "no name on the hub")):
+        assert main(["publish", str(run), target, "--endpoint", hub.address, "--yes"]) == 1
+        assert reason in capsys.readouterr().err
+    hub.server.shutdown()
+    hub.server.server_close()
+    assert main(["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
