@@ -28,8 +28,10 @@ os.environ["RES_OPTIONS"] = "attempts:0"
 # Files of which a few cases take long. They begin first, so that no process of pytest-xdist ends much later
 # than the others. (The order of xdist itself, by the number of cases, puts them last.)
 LONG_FILES = (
-    "verify/test_family_layouts.py",
     "verify/test_layouts.py",
+    "verify/test_family_layouts.py",
+    "verify/test_rehearse.py",
+    "verify/test_preflight.py",
     "faults/test_hangs.py",
     "faults/test_kills.py",
 )

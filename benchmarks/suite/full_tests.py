@@ -62,7 +62,7 @@ def _run(part: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
         arguments = [*PARTS[part], "--tb=short", "--durations=12", f"--junit-xml={report}"]
-        priority = [] if part == _USUAL else ["nice", "-n", "10"]
+        priority = [] if part == _USUAL else ["nice", "-n", "5"]
         status = subprocess.run(
             [*priority, sys.executable, "-m", "pytest", *arguments],
             cwd=_ROOT,

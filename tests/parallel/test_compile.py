@@ -293,7 +293,7 @@ def test_ranks_compile_and_give_the_gradients_of_one_process(several: list[dict]
     """
     reference = one_process()
     whole_input = tokens_bs().numel() * RANKS.hidden_size
-    results = run_ranks(on_ranks, ranks, several, timeout_seconds=300)
+    results = run_ranks(on_ranks, ranks, several, timeout_seconds=600)
     for number, sizes in enumerate(several):
         of_ranks = [result[number] for result in results]
         together = {name: g for result in of_ranks for name, g in result["gradients"].items()}

@@ -137,7 +137,7 @@ def on_rank(recipes: dict[str, Recipe], cases: dict[str, list[Case]]) -> Found:
 
 def find(tmp_path_factory: pytest.TempPathFactory, is_few: bool) -> Found:
     recipes = {variant: recipe_of(variant, tmp_path_factory.mktemp("config")) for variant in VARIANTS}
-    return run_ranks(on_rank, 2, recipes, cases_by_variant(is_few), timeout_seconds=400)[0]
+    return run_ranks(on_rank, 2, recipes, cases_by_variant(is_few), timeout_seconds=800)[0]
 
 
 @pytest.fixture(scope="module")
