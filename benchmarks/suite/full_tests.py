@@ -1,6 +1,7 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Five parts, two at a time, for two cores, the longest first. Each prints its twelve slowest cases.
+Seven parts, three at a time, for two cores, the longest first. Cases with limits of seconds are in the first
+part. All other parts only compute, and give way to it (`nice`). Each prints its twelve slowest cases.
 """
 
 import json
@@ -20,22 +21,29 @@ from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RESULT = Path(__file__).parents[1] / "results" / "test_full.json"
-# Name of the part → arguments of pytest. The longest come first, so that two processes end at the same time.
 _FAMILIES = "tests/verify/test_family_layouts.py"
-_DEMOS = [f"tests/cli/test_{name}.py" for name in ("demo", "encoder", "follows")]
-PARTS = {
-    "layouts": ["-m", "full", "--ignore=tests/cli", f"--ignore={_FAMILIES}"],
-    "usual and faults": ["-m", "not full"],
-    "families": ["-m", "full", _FAMILIES],
-    "demos": ["-m", "full", *_DEMOS],
-    "whole commands": ["-m", "full", "tests/cli", *(f"--ignore={name}" for name in _DEMOS)],
+# Name of the part → what it has of the cases marked full. "others" has the rest.
+_FULL = {
+    "demos": [f"tests/cli/test_{name}.py" for name in ("demo", "encoder", "follows")],
+    "families": [_FAMILIES],
+    "layouts": ["tests/verify"],
+    "pages": ["tests/docs"],
+    "training": ["tests/train", "tests/parallel"],
 }
+_USUAL = "usual and faults"
+# Name of the part → arguments of pytest. The longest come first, so that all processes end at the same time.
+PARTS = {
+    _USUAL: ["-m", "not full"],
+    **{name: ["-m", "full", *paths] for name, paths in _FULL.items()},
+    "others": ["-m", "full", *(f"--ignore={path}" for paths in _FULL.values() for path in paths)],
+}
+PARTS["layouts"].append(f"--ignore={_FAMILIES}")
 
 
 def main() -> None:
     begun = time.monotonic()
-    with ThreadPoolExecutor(2) as pool:
-        parts = dict(zip(PARTS, pool.map(_run, PARTS.values()), strict=True))
+    with ThreadPoolExecutor(3) as pool:
+        parts = dict(zip(PARTS, pool.map(_run, PARTS), strict=True))
     found = {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores",
@@ -48,14 +56,15 @@ def main() -> None:
     sys.exit(max(part["status"] for part in parts.values()))
 
 
-def _run(selection: list[str]) -> dict[str, Any]:
-    """Runs pytest on the selected cases; returns its status, counts (none if it broke off) and seconds."""
+def _run(part: str) -> dict[str, Any]:
+    """Runs pytest on the cases of a part; returns its status, counts (none if it broke off) and seconds."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
-        arguments = [*selection, "--tb=short", "--durations=12", f"--junit-xml={report}"]
+        arguments = [*PARTS[part], "--tb=short", "--durations=12", f"--junit-xml={report}"]
+        priority = [] if part == _USUAL else ["nice", "-n", "5"]
         status = subprocess.run(
-            [sys.executable, "-m", "pytest", *arguments],
+            [*priority, sys.executable, "-m", "pytest", *arguments],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         ).returncode

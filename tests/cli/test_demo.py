@@ -8,6 +8,7 @@ from tests.cli.test_run import kielo
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1900)  # beside two other processes on two cores
 def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram;
     losses within 1e-5 of Hugging Face's.
@@ -26,6 +27,7 @@ def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1900)  # beside two other processes on two cores
 def test_the_demo_of_an_encoder_beats_its_baselines(tmp_path):
     """`kielo run demo_estonian_bert`: of a hundred hidden tokens it predicts over 20 more than the bigram,
     over 30 more than the unigram, and over 1 more than bigrams of both neighbours.

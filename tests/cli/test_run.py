@@ -297,16 +297,3 @@ def test_ranks_that_cannot_work_are_refused_before_they_start(tmp_path, capsys):
     assert main(["train", str(recipe), "--ranks", "4", "--set", "layout.tensor=4"]) == 1
     assert "layout.tensor = 4 does not divide model.num_attention_heads = 2" in capsys.readouterr().err
     assert not (tmp_path / "run" / "train").exists()
-
-
-@pytest.mark.faults
-def test_ranks_that_fail_say_why(tmp_path):
-    """An error inside the ranks is exit code 1 and its message is the outcome's,
-    not only in torchrun's log.
-    """
-    recipe = write_recipe(tmp_path)
-    assert main(["run", str(recipe), "--to", "pack"]) == 0
-    process = kielo("train", recipe, "--ranks", "2", "--json", "--set", "train.learning_rate=1e30")
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "not finite 3 steps in a row" in json.loads(stdout)["message"], stderr

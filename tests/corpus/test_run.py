@@ -79,7 +79,7 @@ def test_same_messages_for_any_number_of_workers(tmp_path, capsys):
     paths = [("a.jsonl", "text"), ("c.jsonl", "instructions")]
     sources = [{"path": str(tmp_path / name), "kind": kind} for name, kind in paths]
     told = {}
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         corpus = Corpus(sources=sources, workers=workers, max_bad_share=0.9)
         made = run_corpus(
             Recipe(name="t", language="et", corpus=corpus), tmp_path / f"c{workers}", tmp_path / "raw"
@@ -88,7 +88,7 @@ def test_same_messages_for_any_number_of_workers(tmp_path, capsys):
         assert first == f"corpus: cleaning 2 files with {workers} workers"
         told[workers] = rest, made.counts
         assert hash_manifest(tmp_path / f"c{workers}") == hash_manifest(tmp_path / "c1")
-    assert told[1] == told[2] == told[3]
+    assert told[1] == told[3]
     (examples,) = [line for line in told[1][0] if "another script dropped" in line]
     assert examples.endswith(
         "a: 18 lines with letters of another script dropped, e.g. Привет, мир | Привет, мир"

@@ -99,10 +99,11 @@ def test_the_list_has_each_command_and_no_other():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2700)  # beside two other processes on two cores
 def test_every_block_does_what_its_page_says():
     """Runs them all: minutes. The list is written anew."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.documented"], cwd=ROOT, timeout=880, capture_output=True, text=True
+        [sys.executable, "-m", "tests.docs.documented"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

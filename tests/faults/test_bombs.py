@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from kielo.artifact.documents import read_documents
-from tests.faults.trial import RECIPE, kielo, went_well
+from tests.faults.trial import RECIPE, went_well
 
 MIB = 1 << 20
 MEMORY_BYTES = 900 * MIB  # all of the stage; the texts below have 300 MiB and more
@@ -104,10 +104,10 @@ def test_a_file_that_becomes_huge(workplace: Path, kind: str) -> None:
     "declared",
     ['<!DOCTYPE tmx SYSTEM "http://127.0.0.1:9/tmx14.dtd">', '<!DOCTYPE t [<!ENTITY own "Eesti">]>', ""],
 )
-def test_a_plain_memory_is_read(workplace: Path, declared: str) -> None:
+def test_a_plain_memory_is_read(workplace: Path, here, declared: str) -> None:
     """With the DTD that TMX names, which is not fetched, and with an entity of its own."""
     _entities(declared, "&own;" if "own" in declared else "Eesti")(workplace / "a.tmx")
-    went_well(kielo(workplace, "run", _recipe(workplace, "a.tmx"), "--to", "corpus"))
+    went_well(here(workplace, "run", _recipe(workplace, "a.tmx"), "--to", "corpus"))
     files = (workplace / "run" / "corpus").rglob("*.jsonl*")
     texts = [document["text"] for file in files for document in read_documents(file)]
     assert sum("Eesti lause number" in text for text in texts) == 20

@@ -345,13 +345,19 @@ ENVIRONMENTS = {
 }  # fmt: skip
 
 
+LOOK = ("checkpoint", "list", "run", "--json")
+
+
+@pytest.fixture(scope="module")
+def looked(_trained) -> str:
+    """The answer of a verb that looks at the trained run."""
+    return went_well(kielo(_trained, *LOOK)).out
+
+
 @pytest.mark.parametrize("what", ENVIRONMENTS)
-def test_surroundings(trained, what):
-    """A verb that looks at the finished run answers what it answers elsewhere."""
-    expected = went_well(kielo(trained, "checkpoint", "list", "run", "--json")).out
-    assert (
-        went_well(kielo(trained, "checkpoint", "list", "run", "--json", **ENVIRONMENTS[what])).out == expected
-    )
+def test_surroundings(_trained, looked, what):
+    """A verb that looks at the trained run answers what it answers elsewhere."""
+    assert went_well(kielo(_trained, *LOOK, **ENVIRONMENTS[what])).out == looked
 
 
 NOT_SET, NO_NUMBER = "is not set, although others of its launcher are", "must be a whole number, not"
@@ -398,13 +404,13 @@ def test_two_trainings_at_once(trained):
     assert belongings(trained / "run" / "train" / "checkpoints") == before
 
 
-def test_a_stop_before_the_first_step(packed):
+def test_a_stop_before_the_first_step(packed, here):
     """SIGTERM while torch is still being loaded: the same command trains the whole run afterwards."""
     process = start(packed, "train", "tiny.toml")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=300)
     assert "Traceback" not in out + err
-    went_well(kielo(packed, "train", "tiny.toml", timeout=300))
+    went_well(here(packed, "train", "tiny.toml"))
     assert (packed / "run" / "train" / "checkpoints" / "step_00000020").is_dir()
 
 
@@ -471,24 +477,21 @@ def test_a_port_that_is_taken(packed):
     assert outcome.code == 0 or port in outcome.err
 
 
-def test_a_disk_that_is_full(packed):
+def test_a_disk_that_is_full(trained):
     """A file system without room is refused with the folder; what was there is there."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
     ):
         pytest.skip("no file system may be mounted here")
-    before = belongings(packed)
+    before = belongings(trained)
     script = (
         "mkdir full && mount -t tmpfs -o size=20k tmpfs full || exit 77; "
-        'exec "$0" -m kielo export "$1" --to full/hf'
+        'exec "$0" -m kielo export run --to full/hf'
     )
-    trained = packed.parent / "trained"
-    shutil.copytree(packed, trained)
-    went_well(kielo(trained, "train", "tiny.toml", timeout=300))
     outcome = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, str(trained / "run")],
-        cwd=packed,
+        ["unshare", "-rm", "sh", "-c", script, sys.executable],
+        cwd=trained,
         capture_output=True,
         text=True,
         timeout=300,
@@ -498,5 +501,5 @@ def test_a_disk_that_is_full(packed):
     assert outcome.returncode == 1 and "full" in outcome.stderr and "Traceback" not in outcome.stderr, (
         outcome.stderr
     )
-    (packed / "full").rmdir()
-    assert belongings(packed) == before
+    (trained / "full").rmdir()
+    assert belongings(trained) == before

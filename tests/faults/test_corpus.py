@@ -32,7 +32,7 @@ from kielo.corpus.pipeline import run_on_workers
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document
 from tests.faults.faulty_steps import faulty_steps
-from tests.faults.trial import belongings, kielo, refused, start, went_well, write_workplace
+from tests.faults.trial import belongings, kielo, refused, rest_marked_full, start, went_well, write_workplace
 
 LINES = [estonian_document(number).replace("\n", " ") for number in range(40)]
 GOOD_JSON = [json.dumps({"text": line}, ensure_ascii=False).encode() for line in LINES]
@@ -470,11 +470,13 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
     ("fault", "kind", "message"),
     [
         ("our message", KieloError, r"text\.txt, line 3: no"),
-        ("full disk", OSError, r"No space left on device: '/full'"),
-        ("unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2"),
+        pytest.param("full disk", OSError, r"No space left on device: '/full'", marks=pytest.mark.full),
+        pytest.param(
+            "unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2", marks=pytest.mark.full
+        ),
         ("out of memory", KieloError, r"worker 1 of 2: out of memory. Fix: fewer corpus\.workers"),
         ("killed", KieloError, r"worker 1 of 2 was killed by SIGKILL.*corpus\.workers"),
-        ("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV"),
+        pytest.param("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV", marks=pytest.mark.full),
         ("exit", KieloError, r"worker 1 of 2 ended without an answer \(exit code 3\)"),
     ],
 )
@@ -494,7 +496,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
     )
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", rest_marked_full(range(3), [0]))
 def test_bad_input_with_two_workers_is_refused(workplace, attempt):
     """A pool that is not watched hung 3 times of 60 here, and said nothing."""
     (workplace / "text.txt").write_bytes(b"hea\nhalb \xf5\n" * 20)
@@ -523,15 +525,20 @@ def _workers(marker: str) -> list[int]:
     return [pid for pid in _processes(marker) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.fixture(scope="module")
+def large_text(tmp_path_factory) -> Path:
+    text = tmp_path_factory.mktemp("large") / "text.txt"
+    text.write_text("\n".join(estonian_document(n).replace("\n", " ") for n in range(100_000)))
+    return text
+
+
 @pytest.fixture
-def at_work(tmp_path) -> Iterator[tuple[subprocess.Popen, str, Path]]:
+def at_work(tmp_path, large_text) -> Iterator[tuple[subprocess.Popen, str, Path]]:
     """`kielo run` with two workers in the middle of a large text, a marker of its processes,
     and its workplace.
     """
     workplace = write_workplace(tmp_path / "workplace")
-    (workplace / "text.txt").write_text(
-        "\n".join(estonian_document(n).replace("\n", " ") for n in range(100_000))
-    )
+    shutil.copy(large_text, workplace / "text.txt")
     marker = f"KIELO_TRIAL={tmp_path}"
     process = start(
         workplace,
@@ -565,7 +572,10 @@ def _all_end(process: subprocess.Popen, marker: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+SIGNALS = [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("sent", rest_marked_full(SIGNALS, [signal.SIGTERM, signal.SIGKILL]))
 def test_no_worker_outlives_kielo(at_work, sent):
     process, marker, workplace = at_work
     process.send_signal(sent)
@@ -575,7 +585,13 @@ def test_no_worker_outlives_kielo(at_work, sent):
     went_well(kielo(workplace, "run", "tiny.toml", "--only", "corpus"))
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to kielo", "to all, as a terminal does"])
+@pytest.mark.parametrize(
+    "to_all",
+    [
+        pytest.param(False, id="to kielo", marks=pytest.mark.full),
+        pytest.param(True, id="to all, as a terminal does"),
+    ],
+)
 def test_an_interrupt_ends_all(at_work, to_all):
     process, marker, workplace = at_work
     for pid in _processes(marker) if to_all else [process.pid]:
@@ -586,7 +602,7 @@ def test_an_interrupt_ends_all(at_work, to_all):
     _nothing_made(workplace)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sent", rest_marked_full([signal.SIGKILL, signal.SIGTERM], [signal.SIGKILL]))
 def test_a_worker_that_is_killed_is_told(at_work, sent):
     process, marker, workplace = at_work
     os.kill(_workers(marker)[0], sent)

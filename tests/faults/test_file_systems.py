@@ -96,7 +96,10 @@ def test_a_hard_link_of_an_output_stays_what_it_was(finished: Path, here) -> Non
     assert belongings(kept) == before
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", rest_marked_full(CLOSED, CLOSED[-1:]))
 def test_streams_that_are_closed(finished: Path, closed: str) -> None:
     """No verb writes into a file that got the number of a closed stream."""
     before = belongings(finished / "run" / "train")
@@ -107,14 +110,18 @@ def test_streams_that_are_closed(finished: Path, closed: str) -> None:
     assert (finished / "run" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("place", ["missing", "a file", "x" * 140, "relative", ""])
+PLACES = ["missing", "a file", "x" * 140, "relative", ""]
+
+
+@pytest.mark.parametrize("place", rest_marked_full(PLACES, ["x" * 140]))
 def test_a_folder_for_temporary_files_that_is_none(workplace: Path, place: str) -> None:
-    """Workers and ranks meet without it, or by a name that is short enough."""
+    """Workers and ranks meet without it, or by a name that is short enough, under the lease of their run."""
     (workplace / "a file").touch()
     (workplace / ("x" * 140)).mkdir()
     where = place if place in ("relative", "") else str(workplace / place)
     words = ("run", "tiny.toml", "--to", "train", "--ranks", "2", "--set", "corpus.workers=2")
     went_well(kielo(workplace, *words, TMPDIR=where))
+    assert not list((workplace / "run").glob("lease.*"))
 
 
 @pytest.mark.parametrize("length", [200, 255, 256])

@@ -18,7 +18,7 @@ import torch
 
 from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
-from tests.faults.trial import belongings, kielo, rest_marked_full, went_well
+from tests.faults.trial import belongings, rest_marked_full, went_well
 
 ENCODER = ("model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens")
 EXTENDED = (
@@ -32,7 +32,7 @@ MOMENTS = (
     "train/checkpoints/newest", "hf*/model.safetensors",
 )  # fmt: skip
 CASES = [(kind, moment) for kind in NAMES for moment in MOMENTS]
-KEPT = [("encoder", "train/checkpoints/newest"), ("extended", "tokenizer*/tokenizer.json")]
+KEPT = [("extended", "tokenizer*/tokenizer.json")]  # tests/faults/test_kills.py kills trainings
 
 
 def words(kind: str, folder: str) -> list[str]:
@@ -46,11 +46,11 @@ def undisturbed() -> dict[str, Path]:
     return {}
 
 
-def whole(undisturbed: dict[str, Path], finished: Path, kind: str) -> Path:
+def whole(undisturbed: dict[str, Path], finished: Path, here, kind: str) -> Path:
     if kind not in undisturbed:
         copy = finished.parent.parent / f"undisturbed {kind}"
         undisturbed[kind] = Path(shutil.copytree(finished, copy, symlinks=True))
-        went_well(kielo(copy, *words(kind, "left_alone")))
+        went_well(here(copy, *words(kind, "left_alone")))
     return undisturbed[kind]
 
 
@@ -71,12 +71,12 @@ def kill_when(workplace: Path, run: Path, kind: str, moment: str) -> bool:
 
 
 @pytest.mark.parametrize("case", rest_marked_full(CASES, KEPT), ids=" ".join)
-def test_killed_and_started_again(undisturbed, finished: Path, case: tuple[str, str]) -> None:
+def test_killed_and_started_again(undisturbed, finished: Path, here, case: tuple[str, str]) -> None:
     kind, moment = case
-    before = whole(undisturbed, finished, kind) / "left_alone"
+    before = whole(undisturbed, finished, here, kind) / "left_alone"
     run = finished / "killed"
     assert kill_when(finished, run, kind, moment), "the run ended before it was killed"
-    went_well(kielo(finished, *words(kind, "killed")))
+    went_well(here(finished, *words(kind, "killed")))
     for stage, same in (("tokenizer", "tokenizer.json"), ("tokens", "text.bin"), ("hf", "model.safetensors")):
         assert belongings(run / stage)[same] == belongings(before / stage)[same], stage
     ours, theirs = (read_tensors(newest_checkpoint(folder)) for folder in (run, before))

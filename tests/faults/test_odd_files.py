@@ -22,7 +22,7 @@ from kielo.artifact.token_shards import TokenShard
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.chat_template import MOST_RICH, ChatTemplate
 from kielo.tokenizer.load import load_tokenizer
-from tests.faults.trial import RECIPE, belongings, kielo, refused
+from tests.faults.trial import RECIPE, belongings, refused
 from tests.ready_tokens import rows_of, write_megatron
 
 
@@ -80,13 +80,13 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_pipe_in_a_run(finished: Path, name: str) -> None:
+def test_a_pipe_in_a_run(finished: Path, here, name: str) -> None:
     """A verb that reads it ends by itself, and says what is there."""
     path = finished / "run" / name
     path = path.resolve()
     path.unlink()
     os.mkfifo(path)
-    found = kielo(finished, *VERBS[name], timeout=100)
+    found = here(finished, *VERBS[name])
     assert found.code != 0 or not path.is_fifo(), found.told
     assert "Traceback" not in found.told and "bug of Kielo" not in found.told
 

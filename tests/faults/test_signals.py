@@ -96,7 +96,7 @@ def test_a_run_of_all_stages_stops_in_its_training(packed):
     assert "stopped after step" in outcome.out and not (packed / "run" / "verify").exists()
 
 
-@pytest.mark.parametrize("ranks", rest_marked_full(["1", "2"], ["2"]))
+@pytest.mark.parametrize("ranks", rest_marked_full(["1", "2"], ["1"]))
 def test_nohup_keeps_its_promise(ranks, packed):
     """SIGHUP that is ignored by whoever started the run stays so."""
     process = subprocess.Popen(
@@ -207,6 +207,16 @@ def test_a_rank_that_is_killed_is_named(packed):
     for rank in ranks:
         with pytest.raises(ProcessLookupError):
             os.kill(rank, 0)
+
+
+def test_ranks_that_fail_say_why(packed):
+    """An error inside the ranks is exit code 1 and its message is the outcome's,
+    not only in torchrun's log.
+    """
+    words = "train", "tiny.toml", "--ranks", "2", "--json", "--set", "train.learning_rate=1e30"
+    outcome = ended(start(packed, *words))
+    assert outcome.code == 1
+    assert "not finite 3 steps in a row" in json.loads(outcome.out)["message"], outcome.err
 
 
 def test_what_one_rank_fails_of_ends_all():

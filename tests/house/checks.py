@@ -52,7 +52,13 @@ def banned_names(package: Path) -> list[str]:
 
 def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(folder.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+        yield path, _tree(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _tree(text: str) -> ast.Module:
+    """Several checks look at the same files. None changes a tree."""
+    return ast.parse(text)
 
 
 def repeated_names(package: Path) -> list[str]:
@@ -243,7 +249,7 @@ def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, se
 @cache
 def _attributes_of(text: str) -> dict[str, set[str]]:
     """Of one file's text: several tests ask about the same files, and one about a copy with a change."""
-    tree, read = ast.parse(text), {}
+    tree, read = _tree(text), {}
     stands_for = _stands_for(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

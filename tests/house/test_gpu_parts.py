@@ -56,21 +56,21 @@ def options(**given) -> argparse.Namespace:
 def test_a_part_resumes_with_what_has_no_result(monkeypatch, tmp_path, capfd):
     """The second command fails until its file is there; one that hangs is ended, with its child."""
     flag = tmp_path / "flag"
-    late = f"import time; time.sleep(3); open({str(flag)!r}, 'w')"
+    late = f"import time; time.sleep(2); open({str(flag)!r}, 'w')"
     child = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {late!r}])"
     part = [
         Command("first", ("-c", "print('first', 'ran')"), 60),
         Command("second", ("-c", f"import os, sys; sys.exit(not os.path.exists({str(flag)!r}))"), 60),
-        Command("hangs", ("-c", child + "; time.sleep(60)"), 2),
+        Command("hangs", ("-c", child + "; time.sleep(60)"), 1),
     ]
     monkeypatch.setitem(gpu.PARTS, 1, part)
     assert not gpu.run_part(1, tmp_path, time.monotonic() + 300, options())
     said = capfd.readouterr().out
     assert "first ran" in said and "1 second: NO RESULT" in said and "exit status 1" in said
-    assert "1 hangs: NO RESULT" in said and "ended after 2 s" in said
+    assert "1 hangs: NO RESULT" in said and "ended after 1 s" in said
     notes = json.loads((tmp_path / "gpu_parts.json").read_text())
     assert [notes[f"1 {command.name}"]["status"] for command in part] == [0, 1, 124]
-    time.sleep(2)
+    time.sleep(1.5)
     assert not flag.exists()  # the child is gone too
     flag.touch()
     monkeypatch.setitem(gpu.PARTS, 1, part[:2])

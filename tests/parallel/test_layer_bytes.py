@@ -87,7 +87,7 @@ COMPILED = {
     },
 }
 # Each shows a rule of its own.
-USUAL = (("llama", "attention"), ("gemma3", PLAIN), ("gpt_neox", "operators"))
+USUAL = (("gemma3", PLAIN), ("gpt_neox", "operators"))
 
 
 def cases_of_compiled_layers():

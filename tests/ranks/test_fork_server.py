@@ -43,6 +43,7 @@ print(*asked)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_cuda", [True, False])
 def test_the_server_of_a_gpus_tests_asks_the_driver_nothing(has_cuda):
     """torchao, which asks at its import, is there for builds without CUDA alone."""

@@ -53,9 +53,15 @@ def browse(page: Path, profile: Path, *flags: str) -> str:
 
 def colours(picture: Path) -> Counter:
     """Every colour of the picture, 0 to 255 for each channel, and in how many pixels it is."""
-    pixels = (matplotlib.image.imread(picture)[..., :3] * 255).round().astype(np.uint8)
-    found, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
-    return Counter({tuple(map(int, colour)): int(count) for colour, count in zip(found, counts, strict=True)})
+    pixels = (matplotlib.image.imread(picture)[..., :3] * 255).round().astype(np.uint32)
+    # One number a pixel: rows of three are sorted in seconds.
+    found, counts = np.unique(pixels @ np.array([1 << 16, 1 << 8, 1], np.uint32), return_counts=True)
+    return Counter(
+        {
+            (each >> 16, each >> 8 & 255, each & 255): count
+            for each, count in zip(found.tolist(), counts.tolist())
+        }
+    )
 
 
 @pytest.fixture(scope="module")

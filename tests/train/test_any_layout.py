@@ -116,7 +116,7 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize(("saved_on", "layout"), [
     pytest.param(WITHIN_STAGES, {"micro_batch": 4}, marks=pytest.mark.full),
-    (WITHIN_STAGES, {"context": 2, "micro_batch": 3}),
+    pytest.param(WITHIN_STAGES, {"context": 2, "micro_batch": 3}, marks=pytest.mark.full),
     pytest.param(WITHIN_STAGES, {"tensor": 2, "micro_batch": 3}, marks=pytest.mark.full),
     pytest.param(
         WITHIN_STAGES, {"replicate": 2, "context": 2, "zero": 2, "micro_batch": 1}, marks=pytest.mark.full

@@ -40,6 +40,7 @@ from tests.verify.preflight_counts import count, seconds
 RANKS, FAULTY = 4, 3  # two on each of two nodes; the faulty one is on the second
 FIRST_OF_NODE = 2  # the one that writes files for the second node
 SOUND = {check.name: check for check in CHECKS}
+SMALL = replace(SIZES["cpu"], message_bytes=(2**10, 2**14))
 
 
 def resolved_demo(ranks: int, *sets: str):
@@ -191,6 +192,7 @@ def counted(job: Job):
 
 def planted_faults(folder):
     """Returns fault → what rank 0 found of it, and under "counted" what was sent; run by all ranks."""
+    SIZES["cpu"] = SMALL  # of this rank's process
     faults = Faults(folder)
     full = SimpleNamespace(f_bavail=10, f_frsize=4096, f_files=100, f_favail=3)
     now, multiply, of_training = time.time, device.multiply, CollectiveCalls()
@@ -287,7 +289,7 @@ def test_too_little_room_is_refused(faults):
 def test_what_a_preflight_sends_is_counted(faults):
     """The computed calls and bytes are those that were made; training makes at most what is computed."""
     layout = resolved_demo(RANKS, "layout.tensor=2", "layout.shard=2")[1].placement.layout
-    computed = count(layout, SIZES["cpu"])
+    computed = count(layout, SMALL)
     assert faults["counted"] == (computed.collectives, computed.sent_bytes)
     assert 0 < faults["of training"] <= computed.training_collectives
 
