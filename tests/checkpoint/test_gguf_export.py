@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from kielo.tokenizer.spelling import pre_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from kielo.checkpoint.export_stage import ExportOptions, wanted_export
 from kielo.checkpoint.gguf_export import export_gguf
 from kielo.checkpoint.gguf_vocabulary import split_name
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer.spelling import pre_tokenizer
 from tests.models.equality import pair
 from tests.models.tiny_configs import TINY
 
