@@ -175,6 +175,20 @@ def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Pre
     return kept * (2 * _BYTES_PER_ELEMENT[precision] * queries + 3 * _FP32 * heads)
 
 
+def alibi_bytes(
+    model: CompleteModel, layout: Layout, precision: Precision, sequence_length: int, is_compiled: bool
+) -> float:
+    """Return bytes of a token and layer that attention with a tensor of biases adds while it runs on a GPU.
+
+    They are the biases of its pairs with keys. Uncompiled, fp32 biases and biases before the mask come first.
+    """
+    if layout.alibi_kernel == "flex" or not layer_parts(model).has_alibi:
+        return 0.0
+    pairs = sequence_length * model.num_attention_heads / layout.tensor
+    width = _BYTES_PER_ELEMENT[precision]
+    return pairs * (width if is_compiled else _FP32 + 2 * width)
+
+
 def _made_again(
     model: CompleteModel, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:
