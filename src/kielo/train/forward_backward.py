@@ -81,12 +81,14 @@ class NextToken:
             varies=self.picks_counted,
             fp8=getattr(model, "fp8_head", None),
         )
-        # FSDP2 gathers the head in the forward and keeps it until the backward, so it is read only now.
+
+        def loss(hidden_bsd: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return chunked_loss(hidden_bsd, weight, labels_bs, divisor, options, bias)
+
+        if model.head is None:
+            raise ValueError("this stage of the model has no head")
         with record_function(HEAD_AND_LOSS):
-            head = model.head
-            if head is None:
-                raise ValueError("this stage of the model has no head")
-            return chunked_loss(hidden_bsd, head.weight, labels_bs, divisor, options, head.bias)
+            return model.head(hidden_bsd, loss)
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
