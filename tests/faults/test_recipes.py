@@ -361,6 +361,9 @@ WITHOUT_EFFECT = {
         'layout.context_attention = "ulysses"',
         "layout.context_attention", "Fix: layout.context of 2 or more",
     ),
+    "a kernel of ALiBi in a model without it": (
+        'layout.alibi_kernel = "bias"', "layout.alibi_kernel", 'Fix: model.model_type = "bloom"',
+    ),
     "ZeRO of one rank": ("layout = {shard = 1, zero = 3}", "layout.zero", "no other rank holds a part"),
     "layers of no recomputation": (
         "layout.recompute_every_layers = 2", "layout.recompute_every_layers", "Fix: another layout.recompute",

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.autograd.graph import saved_tensors_hooks
 
 from kielo.dataset.batches import causal_documents
 from kielo.models import families
-from kielo.models.blocks import flex
+from kielo.models.blocks import alibi, flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
 from kielo.parallel.compile import apply_compile
@@ -91,6 +92,29 @@ def assert_outputs_are_the_dense_ones(
     assert dense.blocks is None, "the CPU keeps the dense reference"
     with torch.no_grad():
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
+
+
+@DOCUMENTS
+def test_alibi_by_a_tensor_of_biases_is_the_same_attention(is_masked: bool) -> None:
+    """Within 2e-6 of FlexAttention, with the dense code's gradients, and no tensor of s² is kept."""
+    make_masks, inner = parts("ALiBi", None)
+    numbers, cpu = documents() if is_masked else None, torch.device("cpu")
+    *inputs, gradient = projections(HEADS)
+    with torch.no_grad():
+        expected = inner(*inputs, make_masks.in_blocks(numbers, LENGTH, cpu)[None])
+    make_masks.is_dense = True
+    assert make_masks(None, None, LENGTH, torch.device("meta"))[None].blocks is None
+    mask = make_masks(numbers, None, LENGTH, cpu)[None]
+    seen, kept, gradients = (mask.distance, mask.visible), [], []
+    for attend in (alibi.attend, alibi.attend_again):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        with saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+            out = attend(*leaves, inner.alibi.slopes, seen)
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)
+        gradients.append(torch.autograd.grad(out, leaves, gradient))
+    # A mask of all heads, which layers share, is the largest; biases have HEADS times its size.
+    assert max(kept) <= BATCH * LENGTH**2 < HEADS * LENGTH**2
+    torch.testing.assert_close(*gradients, atol=5e-6, rtol=0)
 
 
 @WINDOWS

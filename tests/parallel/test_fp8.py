@@ -132,7 +132,7 @@ def loss_of(model: nn.Module, mesh, tokens_bs: torch.Tensor) -> torch.Tensor:
         hidden = hidden.full_tensor()
     # A loss of hidden states alone: the head is not multiplied in FP8, nor is it what is tested.
     weights = torch.linspace(-1, 1, hidden[0].numel()).view_as(hidden[0]).sin()
-    return (hidden.float() * weights).sum() / SEQUENCES
+    return model.head(hidden, lambda hidden, *_: (hidden.float() * weights).sum() / SEQUENCES)
 
 
 def backward(model: nn.Module, mesh, micro_batches: int) -> dict:
@@ -218,7 +218,9 @@ def in_stages(schedule: str, fp8: Fp8) -> dict:
     options = ScheduleOptions(
         schedule,
         SEQUENCES,
-        lambda output, _: (output.float() * weights).sum() / SEQUENCES,
+        lambda output, _: model.last.head(
+            output, lambda hidden, *_: (hidden.float() * weights).sum() / SEQUENCES
+        ),
         torch.device("cpu"),
     )
     run = schedule_of(model, options, ExampleTensors(tokens_bs[:1].to("meta"), hidden, hidden))

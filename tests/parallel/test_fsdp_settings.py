@@ -1,5 +1,6 @@
-"""What FSDP2 is told: of each layer and the root once, and before each micro-batch by the ZeRO degree."""
+"""What FSDP2 is told of layers, an untied head and the root, and before each micro-batch by its ZeRO."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,15 +23,16 @@ class Told(nn.Module):
         self.told: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("set_") or name == "reshard":
+        if name.startswith("set_") or name in ("reshard", "unshard"):
             return lambda *given, **options: self.told.append((name, *given, *options.items()))
         return super().__getattr__(name)
 
 
 class Model(Told):
-    def __init__(self) -> None:
+    def __init__(self, is_tied: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({"0": Told(), "1": Told()})
+        self.config, self.head = SimpleNamespace(tie_word_embeddings=is_tied), Told()
 
 
 @pytest.fixture
@@ -63,24 +65,28 @@ def test_what_waits_for_the_last_micro_batch(zero, is_last, sync, all_reduce, re
 
 
 @pytest.mark.parametrize(
-    ("sizes", "ranks", "offloads", "precision"),
+    ("sizes", "ranks", "offloads", "precision", "is_tied"),
     [
-        ({"shard": 3, "zero": 3}, (3,), False, "bf16"),
-        ({"shard": 3, "replicate": 2, "zero": 2}, (2, 3), False, "fp32"),
-        ({"shard": 3, "zero": 1, "cpu_offload": True}, (3,), True, "fp8"),
+        ({"shard": 3, "zero": 3}, (3,), False, "bf16", False),
+        ({"shard": 3, "replicate": 2, "zero": 2}, (2, 3), False, "fp32", True),
+        ({"shard": 3, "zero": 1, "cpu_offload": True}, (3,), True, "fp8", False),
     ],
 )  # fmt: skip
-def test_layers_and_the_root_are_wrapped_alike(sizes, ranks, offloads, precision, wrapped) -> None:
-    """Only layers give up their parameters after the forward, at degree 3; gradients are summed in fp32."""
-    layout, model = Layout(**sizes), Model()
+def test_layers_and_the_root_are_wrapped_alike(sizes, ranks, offloads, precision, is_tied, wrapped) -> None:
+    """Only layers give up their parameters after the forward, at degree 3; gradients are summed in fp32.
+
+    The last layer has an untied head gathered during its own forward.
+    """
+    layout, model = Layout(**sizes), Model(is_tied)
+    heads = [] if is_tied else [model.head]
     size = 1
     for number in ranks:
         size *= number
     with fake_world(1, size, has_pipeline=False) as world:
         apply_fsdp(model, build_mesh(world, layout), layout, precision)
-        assert [module for module, _ in wrapped] == [*model.layers.values(), model]
+        assert [module for module, _ in wrapped] == [*model.layers.values(), *heads, model]
         gives_up = [options["reshard_after_forward"] for _, options in wrapped]
-        assert gives_up == [layout.zero == 3, layout.zero == 3, False] and model.zero == layout.zero
+        assert gives_up == 2 * [layout.zero == 3] + [False] * (1 + len(heads)) and model.zero == layout.zero
         for _, options in wrapped:
             assert tuple(options["mesh"].shape) == ranks
             assert options["mp_policy"].param_dtype == COMPUTE_DTYPES[precision]
@@ -89,7 +95,12 @@ def test_layers_and_the_root_are_wrapped_alike(sizes, ranks, offloads, precision
             assert type(policy) is (CPUOffloadPolicy if offloads else OffloadPolicy)
             assert not (offloads and policy.pin_memory)  # a processor pins none
     told = [("set_gradient_divide_factor", 1.0), ("set_force_sum_reduction_for_comms", True)]
-    assert [module.told for module, _ in wrapped] == 3 * [told]
+    prefetched = [("set_modules_to_forward_prefetch", heads)] if heads else []
+    assert model.layers["1"].told[: len(prefetched)] == prefetched
+    del model.layers["1"].told[: len(prefetched)]
+    of_head = [("set_unshard_in_backward", False)] if heads else []
+    assert [module.told for module in (model, *model.layers.values())] == 3 * [told]
+    assert model.head.told == [*of_head, *told]
 
 
 def test_one_rank_divides_nothing_and_bf16_has_a_reduction_of_its_own(wrapped) -> None:
@@ -111,4 +122,4 @@ def test_an_evaluation_leaves_the_model_sharded_and_as_it_was(was_training: bool
         assert not model.training and not torch.is_grad_enabled() and model.told == []
         raise ValueError("odd")
     assert model.training == was_training and torch.is_grad_enabled()
-    assert [module.told for module in (model, *model.layers.values())] == 3 * [[("reshard",)]]
+    assert [module.told for module in (model, *model.layers.values(), model.head)] == 4 * [[("reshard",)]]

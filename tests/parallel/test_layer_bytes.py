@@ -6,6 +6,7 @@ import pytest
 import torch
 from layer_bytes import RESULTS, compiled_bytes, formula_bytes, kept_bytes, model_of, table
 
+from kielo.models.blocks import alibi
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.projection import TensorAxis, split_rows
 from kielo.recipe.sections import Layout
@@ -108,6 +109,19 @@ def test_a_compiled_layer_keeps_what_is_planned(monkeypatch, name, recompute):
     measured = compiled_bytes(model, LENGTH, layout)
     planned, _ = layer_bytes(model, layout, bytes_per_element=2, is_compiled=True)
     assert planned * LENGTH == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "recompute", ["full", *(pytest.param(name, marks=pytest.mark.full) for name in POLICIES)]
+)
+def test_a_compiled_layer_makes_alibis_biases_again(monkeypatch, recompute):
+    """With `alibi_kernel = "bias"`, as on a GPU: neither biases nor attention's output are kept (2 %)."""
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager_decomp_partition")
+    monkeypatch.setattr(alibi, "attend", alibi.attend_again)
+    model = model_of(MODELS["bloom"], LENGTH)
+    layout = Layout(recompute=recompute, compile=True, alibi_kernel="bias")
+    planned, _ = layer_bytes(model, layout, bytes_per_element=2, is_compiled=True)
+    assert planned * LENGTH == pytest.approx(compiled_bytes(model, LENGTH, layout), rel=0.02)
 
 
 def test_compiled_layers_of_tensor_ranks_keep_what_is_planned(monkeypatch):

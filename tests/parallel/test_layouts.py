@@ -57,8 +57,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, divisor: int) -> torch.Tensor:
     """Logits outside the model's forward, as train.loss makes them."""
-    hidden = model(inputs)
-    logits = torch.nn.functional.linear(hidden, model.head.weight).float()
+    logits = model.head(model(inputs)).float()
     summed = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return summed / divisor
 

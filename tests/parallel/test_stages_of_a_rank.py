@@ -41,15 +41,16 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, given: float) -> None:
         self.done: list[Any] = []
         self.given = given
-        for name in ("send", "recv", "broadcast", "all_reduce"):
+        for name in ("broadcast", "all_reduce"):
             monkeypatch.setattr(dist, name, getattr(self, name))
+        monkeypatch.setattr(pipeline_parallel, "pass_message", self.pass_message)
 
-    def send(self, tensor: torch.Tensor, group: str, group_dst: int) -> None:
-        self.done.append(("send", tensor.flatten()[0].item(), group_dst))
-
-    def recv(self, tensor: torch.Tensor, group: str, group_src: int) -> None:
-        self.done.append(("recv", group_src))
-        tensor.fill_(self.given)
+    def pass_message(self, operation: Any, tensor: torch.Tensor, group: str, other: int) -> None:
+        if operation is dist.isend:
+            self.done.append(("send", tensor.flatten()[0].item(), other))
+        else:
+            self.done.append(("recv", other))
+            tensor.fill_(self.given)
 
     def broadcast(self, tensor: torch.Tensor, group: str, group_src: int) -> None:
         self.done.append(("broadcast", tensor[0].item(), group_src))

@@ -22,7 +22,7 @@ from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, co
 from tests.started_ranks import run_ranks
 
 LAYERS, MICRO_BATCHES = 2, 4
-GROUPS = LAYERS + 1  # FSDP2 moves a layer at a time, and the rest with the root
+GROUPS = LAYERS + 2  # FSDP2 moves a layer or the head at a time, and the rest with the root
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -67,8 +67,8 @@ def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     [
         (1, GROUPS, GROUPS),  # once a step, however many micro-batches
         (2, GROUPS, GROUPS * MICRO_BATCHES),
-        # layers for forward and backward; the root once
-        (3, 1 + 2 * LAYERS * MICRO_BATCHES, GROUPS * MICRO_BATCHES),
+        # layers for forward and backward, the head for its loss; the root once
+        (3, 1 + (2 * LAYERS + 1) * MICRO_BATCHES, GROUPS * MICRO_BATCHES),
     ],
 )
 def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
@@ -100,9 +100,12 @@ def scatters_of_a_pipeline(schedule: str) -> list[int]:
 
 
 def test_a_pipeline_scatters_after_each_backward_from_degree_2_on():
-    """So that what waits for the last micro-batch is a shard; a stage has its layer, and the rest."""
-    for rank in run_ranks(scatters_of_a_pipeline, 4, "1f1b"):
-        assert rank == [2, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES]
+    """So that what waits for the last micro-batch is a shard; a stage has its layer, the last its head, and
+    the rest.
+    """
+    for number, rank in enumerate(run_ranks(scatters_of_a_pipeline, 4, "1f1b")):
+        groups = 2 + (number >= 2)
+        assert rank == [groups, groups * MICRO_BATCHES, groups * MICRO_BATCHES]
 
 
 def test_replicas_are_summed_once_a_step():

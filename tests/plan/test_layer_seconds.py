@@ -132,6 +132,8 @@ def test_products_of_a_layer_are_its_weights(row, seconds):
         ({"attention_again": 1}, {}, 16.384 * 4.5), ({"layers_again": 1}, {}, 16.384 * 4.5),
         ({"layers_again": 0.5, "attention_again": 0.25}, {}, 16.384 * 4),
         ({"deterministic": 1}, {}, 16.384 * (1 + 2.5 * 1.6)),
+        # a bias leaves nothing out, is written and read in 2 bytes, and all of it once more in the backward
+        ({"biases": 1}, {}, (2 * 16.384 + 2048 * 2 * 2 / 100) * 4.5),
         ({"kernel": 2}, {}, 2 * 16.384 * 3.5), ({"kernel": 4}, {}, 16.384 / 2 * 3.5),
         ({}, {"small_heads": 0.5}, 16.384 * 3.5 * (1 + 0.5 * 6)),  # 2 is 128 halved six times
         ({"power_share": 0.25}, {}, 2 * 16.384 * 3.5),

@@ -23,7 +23,7 @@ CHANGES = [
     {"recompute": "operators"}, {"recompute": "operators", "recompute_saved_operators": ("mm", "add")},
     {"recompute": "full"}, {"recompute": "full", "recompute_every_layers": 2}, {"shard": 0},
     {"replicate": 2, "shard": 0},
-    {"compile": True}, {"compile": False}, {"tensor_overlap": "chunked"},
+    {"compile": True}, {"compile": False}, {"tensor_overlap": "chunked"}, {"alibi_kernel": "bias"},
 ]  # fmt: skip
 
 

@@ -189,16 +189,29 @@ def test_the_limit_of_files_is_raised_as_far_as_is_allowed(limits, raised, monke
         (5, 4, [("recv", 3), ("send", 3), ("recv", 0), ("send", 0)]),
     ],
 )  # fmt: skip
-def test_neighbours_and_both_ends_send_to_each_other(size: int, mine: int, messages, monkeypatch) -> None:
-    """Even pairs, odd pairs, then the ends; the lower rank of a pair sends first."""
-    done, store = [], Store()
+@pytest.mark.parametrize("version", ["2.11.0+rocm7", "2.13.0"])
+def test_neighbours_and_both_ends_send_to_each_other(
+    size: int, mine: int, messages, version: str, monkeypatch
+) -> None:
+    """Even pairs, odd pairs, then the ends; the lower rank of a pair sends first.
+
+    Over the group's communicator, and for torch 2.13 also over communicators of two ranks.
+    """
+    done, store, waited = [], Store(), []
+    work = SimpleNamespace(wait=lambda: waited.append(1))
     sends = {
-        "send": lambda message, group, group_dst: done.append(("send", group_dst)),
-        "recv": lambda message, group, group_src: done.append(("recv", group_src)),
-    }
+        "send": lambda message, group, group_dst: done.append(("alone", "send", group_dst)),
+        "recv": lambda message, group, group_src: done.append(("alone", "recv", group_src)),
+        "isend": "send", "irecv": "recv",
+        "P2POp": lambda operation, message, group, group_peer: ("batch", operation, group_peer),
+        "batch_isend_irecv": lambda operations: done.extend(operations) or [work],
+    }  # fmt: skip
     monkeypatch.setattr(communicator, "dist", SimpleNamespace(**sends))
+    monkeypatch.setattr(torch, "__version__", version)
     startup = Startup(10 + mine, store, torch.device("cpu"), 30.0)
     warm_messages(startup, "pipeline", range(10, 10 + size), None)
-    assert done == messages
+    ways = ["batch"] if version.startswith("2.11") else ["batch", "alone"]
+    assert done == [(way, *message) for message in messages for way in ways]
+    assert len(waited) == len(messages)
     pairs = [tuple(sorted((mine, other))) for other in dict.fromkeys(other for _, other in messages)]
     assert list(store.values) == [f"arrived/pipeline {low}-{high}/{10 + mine}" for low, high in pairs]

@@ -28,7 +28,8 @@ ENDS = TOKENS * 8 * (2 + 2 + 2 * 2 + 4)
 BF16 = 2 * (LAYERS * LAYER + 2 * TABLE)  # all parameters
 # The head's gradient in fp32, and logits of two chunks of 4 tokens: 6 bytes, and 2 of the chunk before.
 LOSS = 4 * TABLE + 4 * 100 * (6 + 2)
-MADE = 2 * MLP + 2 * TABLE  # gradients of an MLP and of the head, before they are added up
+MADE = 2 * MLP + 4 * TABLE  # gradients of an MLP in bf16, and the buffer in which the head's are reduced
+HEADLESS = BF16 - 2 * TABLE  # the head is freed after its loss
 
 
 def toy(**changes: Any) -> MemoryBytes:
@@ -88,15 +89,15 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
         {"frozen": 0.5},
         (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050), BF16, KEPT + ENDS, LOSS),
     ),
-    "loss, ZeRO 2": (  # shards, and the buffer in which the tables' gradients were reduced
-        {"zero": 2, "shard": 4}, (ALL, 2 * ALL, ALL + 4 * 2 * TABLE, BF16, KEPT + ENDS, LOSS)
+    "loss, ZeRO 2": (  # shards, and the buffer in which the embedding's gradient was reduced
+        {"zero": 2, "shard": 4}, (ALL, 2 * ALL, ALL + 4 * TABLE, BF16, KEPT + ENDS, LOSS)
     ),
     "loss, ZeRO 2, reduced in bf16": (
         {"zero": 2, "shard": 4, "reduce_bytes": 2},
-        (ALL, 2 * ALL, ALL + 2 * 2 * TABLE, BF16, KEPT + ENDS, LOSS),
+        (ALL, 2 * ALL, ALL + 2 * TABLE, BF16, KEPT + ENDS, LOSS),
     ),
     "loss, ZeRO 3": (
-        {"zero": 3, "shard": 4}, (ALL, 2 * ALL, ALL + 4 * 2 * TABLE, 2 * 2 * TABLE, KEPT + ENDS, LOSS)
+        {"zero": 3, "shard": 4}, (ALL, 2 * ALL, ALL + 4 * TABLE, 2 * 2 * TABLE, KEPT + ENDS, LOSS)
     ),
     "loss, matrices gathered in 8 bits": (
         {"gathered_bytes": 1}, (4 * ALL, 8 * ALL, 4 * ALL, ALL + 2 * TABLE, KEPT + ENDS, LOSS)
@@ -134,31 +135,32 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
         (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 2 * (525 + TABLE), BF16, 2 * KEPT + ENDS + SHARE,
          LOSS),
     ),
-    # In a backward pass, while a layer's MLP has gradients and the head's are not yet added up.
+    # In a backward pass, while a layer's MLP has gradients and the head's are in their reduction.
     "backward, one micro-batch": (
         {"micro_batches": 1, "again_bytes": 400},
-        (4 * ALL, 8 * ALL, MADE, BF16, KEPT + ENDS + 10 * AGAIN, 0),
+        (4 * ALL, 8 * ALL, MADE, HEADLESS, KEPT + ENDS + 10 * AGAIN, 0),
     ),
     "backward, one micro-batch, frozen in half": (
         {"micro_batches": 1, "again_bytes": 400, "frozen": 0.5},
-        (4 * ALL, 8 * (ALL - 1050), MLP + 2 * TABLE, BF16, KEPT + ENDS + 10 * AGAIN, 0),
+        (4 * ALL, 8 * (ALL - 1050), MLP + 4 * TABLE, HEADLESS, KEPT + ENDS + 10 * AGAIN, 0),
     ),
     "backward, one micro-batch, two tensor ranks": (
         {"micro_batches": 1, "again_bytes": 400, "tensor": 2, "layer_elements": 350,
          "first_parameters": ALL / 2},
-        (2 * ALL, 4 * ALL, MADE / 2, BF16 / 2, KEPT + ENDS + 10 * AGAIN, 0),
+        (2 * ALL, 4 * ALL, MADE / 2, HEADLESS / 2, KEPT + ENDS + 10 * AGAIN, 0),
     ),
-    "backward, one micro-batch, fp32": (  # where the head's are in fp32 already
+    "backward, one micro-batch, fp32": (
         {"micro_batches": 1, "again_bytes": 800, "compute_bytes": 4, "gathered_bytes": 4, "logit_bytes": 8},
-        (4 * ALL, 8 * ALL, 4 * MLP, 4 * ALL, KEPT + TOKENS * 8 * (4 + 4 + 8 + 4) + 20 * AGAIN, 0),
+        (4 * ALL, 8 * ALL, 4 * MLP + 4 * TABLE, 4 * (ALL - TABLE),
+         KEPT + TOKENS * 8 * (4 + 4 + 8 + 4) + 20 * AGAIN, 0),
     ),
     "backward, one micro-batch, ZeRO 3": (  # one layer and the next
         {"micro_batches": 1, "again_bytes": 400, "zero": 3, "shard": 4},
-        (ALL, 2 * ALL, MADE, 2 * 2 * TABLE + 2 * 2 * LAYER, KEPT + ENDS + 10 * AGAIN, 0),
+        (ALL, 2 * ALL, MADE, 2 * TABLE + 2 * 2 * LAYER, KEPT + ENDS + 10 * AGAIN, 0),
     ),
     "backward, ZeRO 3, gathered in 8 bits": (
         {"again_bytes": 400, "zero": 3, "shard": 4, "gathered_bytes": 1},
-        (ALL, 2 * ALL, ALL + 4 * 2 * TABLE + MADE, 2 * 2 * TABLE + 2 * LAYER, KEPT + ENDS + 10 * AGAIN, 0),
+        (ALL, 2 * ALL, ALL + MADE, 2 * TABLE + 2 * LAYER, KEPT + ENDS + 10 * AGAIN, 0),
     ),
     "backward, first of two pipeline ranks": (  # two passes under way, a buffer, and no head
         one_f_one_b(zero=2, shard=2),
@@ -179,34 +181,37 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     ),
     "second backward of a V with as many passes as there are": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4},
-        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE) + MADE, BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
+        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
     ),
     "second backward of a V with room for more passes": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 5},
-        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE) + MADE, BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
+        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
     ),
     # At the end of a pass the embedding has its gradient.
     "embedding's gradient": (
         gpipe(kept_bytes=100, again_bytes=20),
         (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * TABLE, 2 * FIRST, KEPT / 3 + 2 * SHARE, 0),
     ),
-    # While the last micro-batch is reduced: a layer's gradients are whole, and that layer is let go.
+    # While the last micro-batch is reduced: a layer's gradients are whole, and that layer is let go. Of the
+    # head's there are shards.
     "reduced, ZeRO 1": (
         DEEP | {"shard": 2},
-        (2 * WIDE_ALL, 4 * WIDE_ALL, 4 * WIDE_ALL + 4 * WIDE + 2 * TABLE, 2 * (WIDE_ALL - WIDE), 2 * 600, 0),
+        (2 * WIDE_ALL, 4 * WIDE_ALL, 4 * (WIDE_ALL - TABLE) + 2 * TABLE + 4 * WIDE,
+         2 * (WIDE_ALL - WIDE - TABLE), 2 * 600, 0),
     ),
     "reduced, ZeRO 2": (
         DEEP | {"shard": 2, "zero": 2},
-        (2 * WIDE_ALL, 4 * WIDE_ALL, 2 * WIDE_ALL + 4 * WIDE + MADE, 2 * (WIDE_ALL - WIDE), 2 * 600 + 80, 0),
+        (2 * WIDE_ALL, 4 * WIDE_ALL, 2 * WIDE_ALL + 4 * WIDE + 2 * MLP, 2 * (WIDE_ALL - WIDE - TABLE),
+         2 * 600 + 80, 0),
     ),
     "reduced, ZeRO 3, frozen in half": (
         DEEP | {"shard": 2, "zero": 3, "frozen": 0.5},
         (2 * WIDE_ALL, 4 * (WIDE_ALL - 1.5 * WIDE),
-         2 * (WIDE_ALL - 1.5 * WIDE) + 2 * WIDE + MLP + 2 * TABLE, 2 * 2 * TABLE + 4 * WIDE, 2 * 600 + 80, 0),
+         2 * (WIDE_ALL - 1.5 * WIDE) + 2 * WIDE + MLP, 2 * TABLE + 4 * WIDE, 2 * 600 + 80, 0),
     ),
     "reduced, ZeRO 3": (
         DEEP | {"shard": 2, "zero": 3},
-        (2 * WIDE_ALL, 4 * WIDE_ALL, 2 * WIDE_ALL + 4 * WIDE + MADE, 2 * 2 * TABLE + 4 * WIDE, 2 * 600 + 80,
+        (2 * WIDE_ALL, 4 * WIDE_ALL, 2 * WIDE_ALL + 4 * WIDE + 2 * MLP, 2 * TABLE + 4 * WIDE, 2 * 600 + 80,
          0),
     ),
     "reduced in GPipe, ZeRO 3": (  # beside the other pass, of whose layers none is done
@@ -223,23 +228,23 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
         (2 * WIDE_FIRST, 4 * WIDE_FIRST, 2 * WIDE_FIRST + 4 * WIDE + 2 * MLP, 2 * (WIDE_FIRST - WIDE),
          3 * 600 + 2 * 32 + 2 * 600 + 80, 0),
     ),
-    # When all layers are reduced the tables still have gradients as computed.
-    "tables reduced": (
+    # When all layers and the head are reduced the embedding still has its gradient as computed.
+    "embedding reduced": (
         DEEP | ALONE,
-        (4 * WIDE_ALL, 8 * WIDE_ALL, (4 * 3 + 4) * WIDE + 2 * 2 * TABLE, 2 * 2 * TABLE, 0, 0),
+        (4 * WIDE_ALL, 8 * WIDE_ALL, (4 * 3 + 4) * WIDE + (4 + 2) * TABLE, 2 * TABLE, 0, 0),
     ),
-    "tables reduced, two shards in bf16": (
+    "embedding reduced, two shards in bf16": (
         DEEP | ALONE | {"shard": 2, "reduce_bytes": 2},
-        (2 * WIDE_ALL, 4 * WIDE_ALL, (2 * 3 + 2) * WIDE + 2 * 2 * TABLE, 2 * 2 * TABLE, 0, 0),
+        (2 * WIDE_ALL, 4 * WIDE_ALL, (2 * 3 + 2) * WIDE + (2 + 2) * TABLE, 2 * TABLE, 0, 0),
     ),
-    "tables reduced, frozen in half": (
+    "embedding reduced, frozen in half": (
         DEEP | ALONE | {"frozen": 0.5},
-        (4 * WIDE_ALL, 8 * (WIDE_ALL - 1.5 * WIDE), 8 * WIDE + 2 * 2 * TABLE, 2 * 2 * TABLE, 0, 0),
+        (4 * WIDE_ALL, 8 * (WIDE_ALL - 1.5 * WIDE), 8 * WIDE + (4 + 2) * TABLE, 2 * TABLE, 0, 0),
     ),
-    # In the optimiser's step. On one shard the tables' gradients have a copy.
-    "step": (ALONE, (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 0, 0, 0)),
+    # In the optimiser's step. On one shard the embedding's gradient has a copy.
+    "step": (ALONE, (4 * ALL, 8 * ALL, 4 * ALL + 4 * TABLE, 0, 0, 0)),
     "step of LAMB": (
-        OF_LAMB, (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * TABLE, 0, 0)
+        OF_LAMB, (4 * ALL, 8 * ALL, 4 * ALL + 4 * TABLE, 8 * TABLE, 0, 0)
     ),
     "step of LAMB, two shards": (
         OF_LAMB | {"ffn": 200, "shard": 2, "zero": 3, "kept_bytes": 0, "first_layers": 600,
@@ -248,18 +253,18 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     ),
     "step of LAMB, a wide MLP": (
         OF_LAMB | {"ffn": 200},
-        (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * 8 * 200, 0, 0),
+        (4 * ALL, 8 * ALL, 4 * ALL + 4 * TABLE, 8 * 8 * 200, 0, 0),
     ),
     "step of LAMB, a wide MLP on two tensor ranks": (
         OF_LAMB | {"ffn": 200, "tensor": 2, "layer_elements": 350, "first_parameters": ALL / 2},
-        (2 * ALL, 4 * ALL, 2 * ALL + 2 * 2 * TABLE, 8 * 8 * 100, 0, 0),
+        (2 * ALL, 4 * ALL, 2 * ALL + 2 * TABLE, 8 * 8 * 100, 0, 0),
     ),
     "step of LAMB, a wide MLP frozen in half": (
         OF_LAMB | {"ffn": 300, "frozen": 0.5},
-        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 4 * 2 * TABLE, 8 * 8 * 150, 0, 0),
+        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 4 * TABLE, 8 * 8 * 150, 0, 0),
     ),
     "step of moments in bf16": (
-        NARROW, (4 * ALL, 4 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * ALL, 0, 0)
+        NARROW, (4 * ALL, 4 * ALL, 4 * ALL + 4 * TABLE, 8 * ALL, 0, 0)
     ),
     "step of moments in bf16, two shards": (
         NARROW | {"shard": 2}, (2 * ALL, 2 * ALL, 2 * ALL, 4 * ALL, 0, 0)
@@ -267,7 +272,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "step of moments in bf16, many at a time": (
         NARROW | {"first_layers": 30, "layer_elements": 1e7,
                  "first_parameters": 3e8 + 2 * TABLE},
-        (4 * (3e8 + 1600), 4 * (3e8 + 1600), 4 * (3e8 + 1600) + 4 * 1600, 2**28, 0, 0),
+        (4 * (3e8 + 1600), 4 * (3e8 + 1600), 4 * (3e8 + 1600) + 4 * 800, 2**28, 0, 0),
     ),
 }  # fmt: skip
 
@@ -294,14 +299,14 @@ def test_small_trainings_have_the_bytes_that_are_added_up_by_hand(name):
 def test_what_is_not_there_yet_is_not_counted_twice():
     """Shards of gradients count as held. At a peak before there are any, their bytes hold what passes."""
     found = toy(micro_batches=1, again_bytes=400)
-    passing, missing = BF16 + KEPT + ENDS + 10 * AGAIN, 4 * ALL - MADE
+    passing, missing = HEADLESS + KEPT + ENDS + 10 * AGAIN, 4 * ALL - MADE
     share = (passing - missing) / passing
     assert found.gradients[0] == 4 * ALL and found.logits[0] == 0
     assert found.activations[0] == pytest.approx(share * (KEPT + ENDS + 10 * AGAIN))
-    assert found.gathered[0] == pytest.approx(share * BF16)
+    assert found.gathered[0] == pytest.approx(share * HEADLESS)
     late = toy(**DEEP, shard=2)
     assert late.gradients[0] == 2 * WIDE_ALL and late.activations[0] == 2 * 600
-    assert late.gathered[0] == 2 * WIDE_ALL + 4 * WIDE + 2 * TABLE + 2 * (WIDE_ALL - WIDE)
+    assert late.gathered[0] == 2 * WIDE_ALL - 2 * TABLE + 4 * WIDE + 2 * (WIDE_ALL - WIDE - TABLE)
     tiny = {"sequence": 0, "zero": 3, "shard": 2, "vocabulary": 0, "reduce_bytes": 0}
     nothing = toy(**tiny, micro_batches=1, first_parameters=LAYERS * LAYER)
     assert nothing.passing[0] == 0

@@ -84,6 +84,27 @@ def test_a_setting_of_the_training_changes_its_own_columns(options, changes):
     assert row(**options, loss_chunk_tokens=64) == ROW | own(chunk=64) | changes
 
 
+def test_biases_of_alibi_are_there_while_attention_runs():
+    """On a GPU 4 heads have 128 keys a token: 2 bytes each if compiled, and 2 + 4 more before the mask.
+
+    A compiled layer computes attention's output and a number of each head again.
+    """
+    model = complete(
+        Model(model_type="bloom", hidden_size=64, intermediate_size=256, num_hidden_layers=4,
+              num_attention_heads=4, vocab_size=100, vocab_multiple=8), 128,
+    )  # fmt: skip
+
+    def again(card: str = "mi250x_gcd", **layout) -> float:
+        placed = LAYOUT.model_copy(update=layout)
+        return memory_row(model, placed, STEP, TrainOptions(), accelerator(card))["again_bytes"]
+
+    bias = {"alibi_kernel": "bias"}
+    assert again(**bias) - again() == 4 * 128 * 2 + 2 * 64 + 4 * 4
+    assert again(**bias, compile=False) - again(compile=False) == 4 * 128 * (2 + 2 + 4)
+    assert again(**bias, tensor=2) - again(tensor=2) == 2 * 128 * 2 + 2 * 32 + 4 * 2
+    assert again("cpu", **bias) == again("cpu")
+
+
 def test_fp8_gathers_matrices_in_8_bits_on_gpus():
     """A quarter of the layers that stays in bf16 is gathered so; a processor emulates; rows have no scale for
     all; and the head is in 8 bits where it is asked for.

@@ -103,9 +103,10 @@ class GatherMaskMaker(ContextMaskMaker):
         positions_s = self.checked_positions(positions_s)
         whole_length = length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        if device.type != "cpu":
+        if self.makes_blocks(device):
             return self.in_blocks(all_documents, whole_length, device, positions_s)
-        return self.masks(positions_s, torch.arange(whole_length), documents_bs, all_documents)
+        places_s = torch.arange(whole_length, device=positions_s.device)
+        return self.masks(positions_s, places_s, documents_bs, all_documents)
 
 
 class _ContextAttention(InnerAttention):

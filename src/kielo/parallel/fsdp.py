@@ -5,7 +5,7 @@ parameters and m micro-batches a step, each rank sends and receives about
 
     zero 1   P (gathered once)      + P (gradients scattered once)     whole parameters and gradients are held
     zero 2   P                      + m P                              whole parameters are held
-    zero 3   2 m P (also backward)  + m P                              one layer's at a time
+    zero 3   2 m P (also backward)  + m P                              one layer's or the head's at a time
 
 and with `replicate` > 1 (hybrid sharding) an all-reduce of its gradient shard, once a step.
 
@@ -18,13 +18,15 @@ first and added up as shards (in pipelines by `pipeline_schedule.py`).
 `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)` would add up whole gradients in bf16, because FSDP2
 converts them only where the dtypes differ (`FSDPParam.to_accumulated_grad_if_needed`, torch 2.10 to 2.13).
 
-The head's weight is read outside of the model's forward (the loss makes logits by chunks), so the root's
-parameters (embedding, last norm, head) must be whole from forward to the end of backward: the root is never
-resharded after forward, and FSDP2 reduces the root's gradients after all others.
+An untied head is gathered during the last layer's forward, and its gradient is reduced during that layer's
+backward. Its loss needs it whole, so it is not resharded in between. The root's parameters (embedding, last
+norm, a tied head) are whole from the first layer's forward to the end of backward, and FSDP2 reduces their
+gradients after all others.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from kielo.models.blocks.decoder import Decoder
+from kielo.models.blocks.decoder import Decoder, Head
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.sections import Layout, Precision, ReduceDtype
 
@@ -76,7 +78,7 @@ def apply_fsdp(
     precision: Precision,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> None:
-    """Wrap each layer of `model.layers`, then the root, in place.
+    """Wrap each layer of `model.layers`, an untied head, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
     along `replicate`). The same path serves one rank.
@@ -88,17 +90,20 @@ def apply_fsdp(
     )
     is_hybrid = mesh["replicate"].size() > 1
     data_mesh = mesh.of_parameters(("replicate", "shard")) if is_hybrid else mesh.of_parameters("shard")
-    gives_up_parameters = layout.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
-    for layer in model.layers.values():
-        fully_shard(
-            layer,
-            mesh=data_mesh,
-            mp_policy=policy,
-            reshard_after_forward=gives_up_parameters,
-            offload_policy=offload,
-        )
-    fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
+    shard = partial(fully_shard, mesh=data_mesh, mp_policy=policy, offload_policy=offload)
+    layers: list[Any] = list(model.layers.values())
+    for layer in layers:
+        shard(layer, reshard_after_forward=layout.zero == 3)
+    if model.head is not None and not model.config.tie_word_embeddings:
+        head: Any = model.head
+        shard(head, reshard_after_forward=False)
+        head.set_unshard_in_backward(False)  # the gradients are computed in the forward of the loss
+        # Waited for in the forward, the buffer of the collective would live as long as the loss's logits.
+        head.register_forward_pre_hook(lambda head, _: head.unshard(), prepend=True)
+        for last in layers[-1:]:
+            last.set_modules_to_forward_prefetch([head])
+    shard(model, reshard_after_forward=False)
     model.zero = layout.zero  # read by set_last_micro_batch
     if data_mesh.size() > 1:
         # One rank has nothing to divide, and would make a copy for it.
@@ -138,6 +143,9 @@ def forward_only(model: nn.Module) -> Iterator[None]:
     try:
         with torch.no_grad():
             yield
+        for module in _wrapped(model):
+            if isinstance(module, Head):
+                module.unshard()  # waits for the gather that the last layer begins, if no loss has
     finally:
         for module in _wrapped(model):
             module.reshard()

@@ -38,6 +38,7 @@ def parallelise(
         apply_projection(model)
         apply_tensor_parallel(model, mesh, layout)
         apply_context_parallel(model, mesh, layout)
+        model.make_masks.is_dense = layout.alibi_kernel == "bias"
         apply_recompute(model, layout)
         if layout.compile:
             apply_compile(model)

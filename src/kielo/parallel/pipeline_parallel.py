@@ -22,6 +22,7 @@ from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
+from kielo.ranks.communicator import pass_message
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
@@ -129,10 +130,10 @@ class Stages(nn.Module):
         if source is not None and target is not None:
             put(target, source)
         elif source is not None:
-            dist.send(source.to(device).contiguous(), group=group, group_dst=other)
+            pass_message(dist.isend, source.to(device).contiguous(), group, other)
         elif target is not None:
             values = torch.empty_like(target, device=device)
-            dist.recv(values, group=group, group_src=other)
+            pass_message(dist.irecv, values, group, other)
             put(target, values.to(target.device))
 
 

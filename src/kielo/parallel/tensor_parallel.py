@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from kielo.models import families
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.decoder import Decoder
+from kielo.models.blocks.decoder import Decoder, Head
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.parameter_shapes import style_of
 from kielo.parallel.mesh import Mesh
@@ -80,6 +80,10 @@ def split_embedding(output: Placement, module: nn.Module, axis: DeviceMesh) -> N
 def _split_parameters(_: str, module: nn.Module, axis: DeviceMesh) -> None:
     for name, parameter in module.named_parameters(recurse=False):
         module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
+
+
+def _split_rows(module: nn.Module, axis: DeviceMesh) -> None:
+    distribute_module(module, axis, _split_parameters)
 
 
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
@@ -175,7 +179,8 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
     if style == "vocabulary":
         return OwnStyle(partial(split_embedding, between))
     if style == "column":
-        return ColwiseParallel()
+        # The loss computes with this rank's rows of the head, and sends what the ranks exchange.
+        return OwnStyle(_split_rows) if isinstance(module, Head) else ColwiseParallel()
     if style == "summed row":
         return OwnStyle(lambda linear, mesh: split_rows(_checked(linear, nn.Linear), mesh, axis))
     if style == "row":

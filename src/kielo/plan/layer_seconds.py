@@ -205,8 +205,12 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     plain = flops / product_rate + score_bytes / (work.memory_bandwidth * rates.memory)
     is_flash = work.kernel >= 2
     fused_backward = 2.5 * np.where(work.deterministic > 0, _DETERMINISTIC_BACKWARD, 1.0)
-    seen = flops / np.where(work.causal > 0, 2, 1)  # fused kernels leave out what is masked
-    return np.where(is_flash, seen / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
+    has_biases = work.biases > 0
+    # Fused kernels leave out what is masked, but not what a bias masks. Biases are written and read.
+    seen = flops / np.where((work.causal > 0) & ~has_biases, 2, 1)
+    biases = np.where(has_biases, 2 * _BF16_BYTES * pairs, 0.0) / (work.memory_bandwidth * rates.memory)
+    backward = np.where(is_flash, fused_backward + has_biases, 2.0)  # which computes the forward again
+    return np.where(is_flash, seen / flash_rate + biases, plain), backward
 
 
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:

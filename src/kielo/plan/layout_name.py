@@ -20,7 +20,7 @@ _RECOMPUTATION = "|".join(
 _KNOWN = (
     "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, "
     "full, full/2, attention, norms+activations, operators, norecompute, sp, nosp, chunked, allgather, "
-    "ulysses, offload, compile, nocompile, layers20+20+19, saved_mm+addmm"
+    "ulysses, bias, offload, compile, nocompile, layers20+20+19, saved_mm+addmm"
 )
 # The 1 of 1f1b does not belong to a number before it: "pp41f1b" is pp4 and 1f1b.
 _TERM = re.compile(
@@ -31,7 +31,7 @@ _TERM = re.compile(
     r"|(?:interleaved|zb)(?!v)(?:\d+(?!f1b))?"
     r"|gpipe|1f1b|zbv|dualpipev"
     rf"|norecompute|(?:{_RECOMPUTATION})(?:/\d+(?!f1b))?"
-    r"|nosp|sp|chunked|allgather|ulysses|offload|compile|nocompile"
+    r"|nosp|sp|chunked|allgather|ulysses|bias|offload|compile|nocompile"
     r"|layers\d+(?:\+\d+)*|saved_[a-z0-9_.+]*"
 )
 _SYNONYMS = {"interleaved1f1b": "interleaved", "interleavedzerobubble": "zb"}
@@ -80,7 +80,7 @@ def _terms(layout: Layout, micro_batch: int) -> list[_Term]:
     if layout.pipeline > 1:
         terms += _schedule(layout)
     terms += _recomputation(layout)
-    terms += [_Term("offload")] * layout.cpu_offload
+    terms += [_Term("bias")] * (layout.alibi_kernel == "bias") + [_Term("offload")] * layout.cpu_offload
     return terms if layout.compile is None else [*terms, _Term("compile" if layout.compile else "nocompile")]
 
 

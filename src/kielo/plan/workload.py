@@ -15,6 +15,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import steps_of_run
 from kielo.recipe.sections import CompleteModel, Fp8, Layout, Precision, Recipe
+from kielo.resolve.activation_bytes import layer_parts
 from kielo.resolve.fp8_matrices import fp8_share
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.stages import chunks_of
@@ -94,6 +95,7 @@ class Workload(MemoryColumns):
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
     deterministic: Column = _ZERO  # 1 if no kernel adds in an order that varies
+    biases: Column = _ZERO  # 1 if ALiBi's biases are a tensor
     causal: Column = _ONE  # 1 if a token sees no later token, 0 in encoders
     overlap_chunks: Column = _ONE  # of tensor ranks' collectives that run beside products; 1: at once
     # Defaults: a dense model on an unmeasured network.
@@ -233,6 +235,7 @@ def workload_row(
         "unfused_norms": 0.0,
         "whole_logits": 0.0,
         "deterministic": float(train.deterministic),
+        "biases": float(layout.alibi_kernel == "bias" and layer_parts(model).has_alibi),
         "causal": float(not FAMILIES[model.model_type].is_encoder),
         "recipe": RECIPES.index(recipe),
         "kernel": ATTENTION_KERNELS.index("flash"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,12 @@ from torch.distributed.distributed_c10d import _set_pg_timeout  # the same in to
 from kielo.ranks.hang_watch import STEPS, Progress, some
 from kielo.ranks.rendezvous import hosts_of_ranks, nodes_of_ranks
 from kielo.recipe.errors import KieloError, no_more_processes
+from kielo.resolve.software import as_tried
 
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
 _FIRST_STEPS = 2  # the third step is compiled and warm
 _MOST_NAMED = 32
+_BATCH_ALL = ("2.10", "2.11")  # versions of torch whose pipelines send no message alone (`_batch_p2p`)
 
 
 class NoCommunicator(KieloError):
@@ -65,12 +68,26 @@ def raise_communicator(
     return made[0]
 
 
+def pass_message(
+    operation: Callable[..., Any], tensor: torch.Tensor, group: dist.ProcessGroup, other: int
+) -> None:
+    """Do `dist.isend` to, or `dist.irecv` from, rank `other` of the group, and wait.
+
+    A batch uses the group's own communicator. `dist.send` would make another communicator of the two ranks
+    (`ProcessGroupNCCL::pointToPoint` without a bound device, torch 2.10 to 2.13).
+    """
+    for work in dist.batch_isend_irecv([dist.P2POp(operation, tensor, group=group, group_peer=other)]):
+        work.wait()
+
+
 def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
     """Send a message each way between neighbours, and between the first and last rank, as a pipeline does.
 
-    NCCL makes a communicator of two ranks at their first message. ranks: the global ranks of the group.
-    Raises KieloError naming a rank that did not arrive within each pair's time limit.
+    Schedules of torch before 2.13 batch all their messages over the group's own communicator. Later
+    schedules send most messages alone, so these need a communicator of each two ranks too. ranks: the global
+    ranks of the group. Raises KieloError naming a rank that did not arrive within each pair's time limit.
     """
+    sends_alone = as_tried(torch.__version__) not in _BATCH_ALL
     size, mine = len(ranks), list(ranks).index(startup.rank)
     pairs = [(first, first + 1) for start in (0, 1) for first in range(start, size - 1, 2)]
     if size > 2:
@@ -84,8 +101,12 @@ def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist
             message = torch.ones((), device=startup.device)
             for source, target in ((low, high), (high, low)):
                 if mine == source:
-                    dist.send(message, group=group, group_dst=target)
+                    pass_message(dist.isend, message, group, target)
                 else:
+                    pass_message(dist.irecv, message, group, source)
+                if sends_alone and mine == source:
+                    dist.send(message, group=group, group_dst=target)
+                elif sends_alone:
                     dist.recv(message, group=group, group_src=source)
             message.item()  # waits for the device
 

@@ -560,6 +560,9 @@ class Layout(Section):
     context_attention: Literal["all_gather", "ulysses"] = "all_gather"
     """Method of context ranks: gather keys and values, or exchange split sequences for split heads. Only with
     context of 2 or more."""
+    alibi_kernel: Literal["flex", "bias"] = "flex"
+    """Kernel of ALiBi's attention on GPUs. flex: FlexAttention; bias: scaled_dot_product_attention with a
+    tensor of biases, for GPUs that FlexAttention does not run on. Only with model_type = bloom."""
     compile: bool | None = None
     """Whether layers are compiled by torch. Default: on GPUs, and for long runs in bf16 on CPUs with AMX."""
     recompute: Recompute = "none"

@@ -131,6 +131,12 @@ CONDITIONS = (
         "with layout.context = 1, which splits no sequence. Fix: layout.context of 2 or more",
     ),
     _row(
+        "layout.alibi_kernel",
+        "model.model_type",
+        lambda recipe: recipe.model.model_type == "bloom",
+        'because only model.model_type = "bloom" has ALiBi. Fix: model.model_type = "bloom"',
+    ),
+    _row(
         "layout.zero",
         "layout.shard layout.context layout.replicate",
         lambda recipe: (recipe.layout.shard, recipe.layout.context, recipe.layout.replicate) != (1, 1, 1),

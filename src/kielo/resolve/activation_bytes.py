@@ -137,6 +137,8 @@ def layer_bytes(
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = bytes_per_element * (model.hidden_size * share + sums + products)
         kept += parts["log-sums"]
+        if is_compiled and _has_biases(model, layout):
+            kept -= bytes_per_element * queries + parts["log-sums"]
     elif layout.recompute == "full":
         kept = bytes_per_element * model.hidden_size * share
     else:
@@ -145,7 +147,7 @@ def layer_bytes(
             made_again = _made_again_compiled(model, layout, parts, made_again, bytes_per_element)
         kept = whole - sum(made_again.values())
         # Attention is recomputed with the gathered inputs in memory; of the others one at a time.
-        again = max(made_again.values(), default=0.0) + others * ("attention" in made_again)
+        again = max(made_again.values(), default=0.0) + others * ("attention" in layout.recomputed)
         recomputed = 1 / layout.recompute_every_layers
         return recomputed * kept + (1 - recomputed) * whole, again
     recomputed = 1 / layout.recompute_every_layers
@@ -175,6 +177,25 @@ def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Pre
     return kept * (2 * _BYTES_PER_ELEMENT[precision] * queries + 3 * _FP32 * heads)
 
 
+def alibi_bytes(
+    model: CompleteModel, layout: Layout, precision: Precision, sequence_length: int, is_compiled: bool
+) -> float:
+    """Return bytes of a token and layer that attention with a tensor of biases adds while it runs on a GPU.
+
+    They are the biases of its pairs with keys. Uncompiled, fp32 biases and biases before the mask come first.
+    """
+    if not _has_biases(model, layout):
+        return 0.0
+    pairs = sequence_length * model.num_attention_heads / layout.tensor
+    width = _BYTES_PER_ELEMENT[precision]
+    return pairs * (width if is_compiled else _FP32 + 2 * width)
+
+
+def _has_biases(model: CompleteModel, layout: Layout) -> bool:
+    """Return True if the backward computes attention again, with a tensor of ALiBi's biases."""
+    return layout.alibi_kernel == "bias" and layer_parts(model).has_alibi
+
+
 def _made_again(
     model: CompleteModel, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:
@@ -184,7 +205,8 @@ def _made_again(
     """
     family = layer_parts(model)
     found = {}
-    if "attention" in layout.recomputed:  # its inputs are kept, and its output, which the next matrix takes
+    # Attention's inputs are kept, and its output, which the next matrix takes.
+    if "attention" in layout.recomputed or _has_biases(model, layout):
         found["attention"] = parts["only attention's"]
     # In FP8 each tensor rank keeps a gathered copy of a norm's output.
     is_copied = in_fp8 and layout.tensor > 1 and layout.sequence_parallel

@@ -158,15 +158,22 @@ class _Rank:
         """Return (gradients, gathered parameters, activations, logits) at each time that can be the peak."""
         work, bytes_per_element, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
         waiting, kept = self.waiting, self.activations
-        gathered = work.gathered_bytes
+        gathered, own = work.gathered_bytes, self.own_head
         two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # the current and the next
         parameters = self.root * bytes_per_element + np.where(
             work.zero == 3, 0.0, gathered * (self.parameters - self.root)
         )
-        # Gradients of the current layer and of the head that are not yet in fp32.
+        # A head of its own is freed after its loss, at degrees 1 and 2 in the last micro-batch.
+        soon = (work.zero == 3) | ((work.micro_batches < 3) & ~self.is_pipeline)
+        after = parameters - bytes_per_element * own * soon
+        late = np.where(self.reduces_at_end, 0.0, own)
+        # Gradients of the current layer, and of the head: as computed, or in its reduction.
         is_trained = 1.0 - work.frozen
         mlp = is_trained * bytes_per_element * work.mlp_matrices * work.hidden * work.ffn / work.tensor
-        made = mlp + np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * self.head, 0.0)
+        unreduced = np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * (self.head - own), 0.0)
+        is_reduced = ~self.waits_whole | (work.micro_batches == 1)
+        # The reduction of the head frees the buffer of the reduction before it.
+        made = mlp + unreduced + is_reduced * work.reduce_bytes * own - (own > 0) * self.buffer
         again, a_layer = work.tokens * work.again_bytes, work.tokens * work.kept_bytes
         a_pass = a_layer * self.layers / work.chunks
         # If all forward passes come before the first gradients, a pass has ended by then.
@@ -179,33 +186,38 @@ class _Rank:
         reduced_late = (
             reduced_late
             + is_trained * work.reduce_bytes * self.layer
+            - np.where(wait_whole, _FP32_BYTES * late * (1 - 1 / self.shard), 0.0)
             + np.where(
-                self.reduces_at_end, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp)
+                self.reduces_at_end,
+                0.0,
+                bytes_per_element * (self.head - own) + np.where(wait_whole, 0.0, mlp),
             )
         )
         others = np.where(self.is_pipeline, kept - a_pass, 0.0)  # passes beside the pass that ends
         rest = np.where(
             self.reduces_at_end, 0.0, others + a_pass - a_layer + np.where(wait_whole, 0.0, again)
         )
-        ends = bytes_per_element * (self.embedding + self.head)
+        ends = bytes_per_element * (self.embedding + self.head - late) + _FP32_BYTES * late / self.shard
         return [
             (none_yet, parameters, kept, self.losses),
-            (none_yet + made, parameters + two_layers, kept + again, zero),
-            (waiting + made, parameters + two_layers, kept - all_first * a_pass + again, zero),
-            (waiting + bytes_per_element * self.embedding, parameters, kept - a_pass, zero),
+            (none_yet + made, after + two_layers, kept + again, zero),
+            (waiting + made, after + two_layers, kept - all_first * a_pass + again, zero),
+            (waiting + bytes_per_element * self.embedding, after, kept - a_pass, zero),
             (
                 reduced_late,
-                parameters + np.where(work.zero == 3, two_layers, -gathered * self.layer),
+                parameters
+                - bytes_per_element * late
+                + np.where(work.zero == 3, two_layers, -gathered * self.layer),
                 rest,
                 zero,
             ),
             (
                 is_trained * (_FP32_BYTES * self.layers / self.shard + work.reduce_bytes) * self.layer + ends,
-                bytes_per_element * self.root,
+                bytes_per_element * (self.root - late),
                 zero,
                 zero,
             ),
-            (self.shards + _FP32_BYTES * self.root * (self.shard == 1), self.widened, zero, zero),
+            (self.shards + _FP32_BYTES * (self.root - late) * (self.shard == 1), self.widened, zero, zero),
         ]
 
     @cached_property
@@ -222,12 +234,17 @@ class _Rank:
 
     @cached_property
     def root(self) -> Column:
-        """Return the parameters of embedding and head, whole from the first forward to the last backward."""
+        """Return the parameters of embedding and head, whole while the loss is computed."""
         return self.parameters - self.layers * self.layer
 
     @cached_property
     def head(self) -> Column:
         return self.has_head * self.work.vocabulary * self.work.hidden / self.work.tensor
+
+    @cached_property
+    def own_head(self) -> Column:
+        """Return the parameters of an untied head, which is gathered and reduced by itself."""
+        return self.head * (self.work.tied == 0)
 
     @cached_property
     def embedding(self) -> Column:
@@ -262,18 +279,23 @@ class _Rank:
         return self.is_pipeline & self.waits_whole
 
     @cached_property
+    def buffer(self) -> Column:
+        """Return the bytes of an earlier micro-batch's last reduction, the root's, until the next."""
+        work = self.work
+        return np.where(self.waits_whole, 0.0, work.reduce_bytes * (self.root - self.own_head)) * (
+            work.micro_batches > 1
+        )
+
+    @cached_property
     def waiting(self) -> Column:
         """Return the bytes of earlier micro-batches' gradients.
 
-        If they are shards, the buffer of the last reduction, the root's, lives until the next reduction. A
-        split backward pass keeps the gradients of a stage and of the head as computed until both parts are
+        A split backward pass keeps the gradients of a stage and of the head as computed until both parts are
         done.
         """
         work = self.work
         whole = _FP32_BYTES * self.trained
-        waiting = np.where(self.waits_whole, whole, self.shards + work.reduce_bytes * self.root) * (
-            work.micro_batches > 1
-        )
+        waiting = np.where(self.waits_whole, whole, self.shards) * (work.micro_batches > 1) + self.buffer
         return waiting + work.splits_backward * work.compute_bytes * (
             (1.0 - work.frozen) * self.layers / work.chunks * self.layer + self.head
         )

@@ -21,6 +21,7 @@ from kielo.recipe.sections import (
     Train,
 )
 from kielo.resolve.activation_bytes import (
+    alibi_bytes,
     attention_dropout_bytes,
     dropout_bytes,
     layer_parts,
@@ -29,6 +30,7 @@ from kielo.resolve.activation_bytes import (
 )
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.planned_phases import frozen_share
+from kielo.resolve.software import compile_advice
 from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
@@ -173,6 +175,9 @@ def memory_row(
         own["kept_bytes"] += dropout_bytes(model, layout)
     if train.attention_dropout:
         own["kept_bytes"] += attention_dropout_bytes(model, layout, train.precision)
+    if device != "cpu":
+        is_compiled = compile_advice(layout) is None if layout.compile is None else layout.compile
+        own["again_bytes"] += alibi_bytes(model, layout, train.precision, step.sequence_length, is_compiled)
     if train.precision == "fp8" and is_gathered_in_fp8(train.fp8, device):
         own["gathered_bytes"] -= fp8_share(model, train.fp8)
     row = {

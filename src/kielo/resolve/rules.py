@@ -438,7 +438,7 @@ def _attention_is_compiled(case: Case) -> Complaints:
     Masks of documents or windows, ALiBi, relative positions, capped scores and attention dropout need it.
     """
     missing = case.machine.software.missing_compiler
-    if missing is None or case.machine.device != "cuda":
+    if missing is None or case.machine.device != "cuda" or case.layout.alibi_kernel == "bias":
         return
     model, recipe = case.model, case.recipe
     parts, dropout = module(model.model_type, "tables").layer_parts(model), recipe.train.attention_dropout

@@ -21,6 +21,7 @@ from kielo.parallel.mesh import Mesh, sum_over, sum_over_data
 from kielo.parallel.pipeline_parallel import ExampleTensors, Stages, schedule_of
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions
 from kielo.parallel.tensor_parallel import gather_sequence
+from kielo.ranks.communicator import pass_message
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.stages import SCHEDULES, rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
@@ -80,12 +81,14 @@ class NextToken:
             varies=self.picks_counted,
             fp8=getattr(model, "fp8_head", None),
         )
-        # FSDP2 gathers the head in the forward and keeps it until the backward, so it is read only now.
+
+        def loss(hidden_bsd: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return chunked_loss(hidden_bsd, weight, labels_bs, divisor, options, bias)
+
+        if model.head is None:
+            raise ValueError("this stage of the model has no head")
         with record_function(HEAD_AND_LOSS):
-            head = model.head
-            if head is None:
-                raise ValueError("this stage of the model has no head")
-            return chunked_loss(hidden_bsd, head.weight, labels_bs, divisor, options, head.bias)
+            return model.head(hidden_bsd, loss)
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
@@ -184,10 +187,10 @@ class PipelineForwardBackward:
                 hidden_bsd = torch.empty(
                     self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device
                 )
-                dist.recv(hidden_bsd, group=group, group_src=ranks[number - 1])
+                pass_message(dist.irecv, hidden_bsd, group, ranks[number - 1])
             hidden_bsd = part(hidden_bsd, documents_bs=micro_batch.documents_bs)
             if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
-                dist.send(hidden_bsd.contiguous(), group=group, group_dst=ranks[number + 1])
+                pass_message(dist.isend, hidden_bsd.contiguous(), group, ranks[number + 1])
         loss = torch.zeros((), device=divisor.device)
         if model.last is not None:
             loss = replace(self._objective, z_loss=z_loss).of_hidden(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Alibi(nn.Module):
@@ -46,9 +48,10 @@ def slopes(num_heads: int) -> list[float]:
     return first + between
 
 
-# Attention with ALiBi on a CPU. Biases [h, q, n] that autograd keeps are O(h·s²) bytes in every layer. Layers
-# share slopes and distances, so the backward makes the biases again. The kernels are those that torch's
-# `scaled_dot_product_attention` calls, bit by bit. On a GPU FlexAttention computes biases in its kernel.
+# Attention with ALiBi by a tensor of biases. Biases [h, q, n] that autograd keeps are O(h·s²) bytes in every
+# layer. Layers share slopes and distances, so the backward makes the biases again. On a CPU the kernels are
+# those that torch's `scaled_dot_product_attention` calls, bit by bit. On a GPU FlexAttention computes biases
+# in its kernel, and this is its replacement.
 
 
 def attend(
@@ -60,7 +63,27 @@ def attend(
     scale: float | None = None,
 ) -> Tensor:
     """Return [b, h, q, k]. `seen` has distances [q, n] and visible [b or 1, 1, q, n]. No `scale`: 1/√k."""
-    return _Attention.apply(q_bhqk, k_bhnk, v_bhnk, scale, slopes_h, *seen)
+    if q_bhqk.device.type == "cpu":
+        return _Attention.apply(q_bhqk, k_bhnk, v_bhnk, scale, slopes_h, *seen)
+    return attend_again(q_bhqk, k_bhnk, v_bhnk, slopes_h, seen, scale)
+
+
+def attend_again(
+    q_bhqk: Tensor,
+    k_bhnk: Tensor,
+    v_bhnk: Tensor,
+    slopes_h: Tensor,
+    seen: tuple[Tensor, Tensor],
+    scale: float | None = None,
+) -> Tensor:
+    """Do the same on any device. The backward computes attention again, with its biases."""
+
+    def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = _masked(slopes_h, *seen, q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+
+    # Nothing in it draws random numbers.
+    return checkpoint(biased, q_bhqk, k_bhnk, v_bhnk, use_reentrant=False, preserve_rng_state=False)
 
 
 class _Attention(torch.autograd.Function):

@@ -63,13 +63,18 @@ class MaskMaker(nn.Module):
         super().__init__()
         self.windows = tuple(dict.fromkeys(windows))
         self.needs_distance, self.is_capped, self.is_causal = needs_distance, is_capped, is_causal
+        self.is_dense = False  # `parallel` sets it: masks are dense on a GPU too
 
     def forward(
         self, documents_bs: Tensor | None, positions_s: Tensor | None, length: int, device: torch.device
     ) -> dict[int | None, Mask]:
         """Return window → mask. `positions_s` is unused here, because all columns are present in order."""
-        make = self.dense if device.type == "cpu" else self.in_blocks
+        make = self.in_blocks if self.makes_blocks(device) else self.dense
         return make(documents_bs, length, device)
+
+    def makes_blocks(self, device: torch.device) -> bool:
+        """Return True if masks on `device` are FlexAttention's."""
+        return device.type != "cpu" and not self.is_dense
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
         """Return each token's place in its document, from 0: int64 [b, s]."""

@@ -55,6 +55,21 @@ class ComputedBuffers(Protocol):
     def reset_buffers(self, device: torch.device | str) -> None: ...
 
 
+class Head(nn.Linear):
+    """The matrix after the last norm, which a loss multiplies by chunks.
+
+    Without `use` the forward returns logits. Else it returns `use(hidden_bsd, weight, bias)`: FSDP2 has the
+    weight whole from a module's forward to its backward, and nowhere else.
+    """
+
+    def forward(
+        self, hidden_bsd: Tensor, use: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    ) -> Tensor:
+        if use is None:
+            return super().forward(hidden_bsd)
+        return use(hidden_bsd, self.weight, self.bias)
+
+
 class Decoder(nn.Module):
     """Embedding, layers, last norm and head, of encoders too. kinds: name of a layer kind → its options.
 
@@ -90,9 +105,7 @@ class Decoder(nn.Module):
         )
         self.norm: nn.Module | None = norm
         self.transform = options.transform
-        self.head: nn.Linear | None = nn.Linear(
-            config.hidden_size, config.vocab_rows, bias=options.has_head_bias
-        )
+        self.head: Head | None = Head(config.hidden_size, config.vocab_rows, bias=options.has_head_bias)
         self.rope, self.local_rope = options.rope, options.local_rope
         self.kinds = kinds
         windows = [kind.window for kind in kinds.values()]
