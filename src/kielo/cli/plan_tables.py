@@ -47,7 +47,8 @@ def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str,
 
 def hours_rows(run: RunToPlan, listed: Sequence[Costed]) -> Table:
     """Return the hours of the fastest layout on each number of nodes, the safe ones first."""
-    rows, seen = [], set()
+    rows: list[tuple[Any, ...]] = []
+    seen: set[int] = set()
     for planned, cost in listed:
         if planned.nodes in seen:
             continue
@@ -70,8 +71,11 @@ def engine_note(run: RunToPlan, first: PlannedLayout) -> str:
         return f"Hours by {run.recipe.machine}, measured with Kielo on {run.card.name}."
     said = f"Kielo was not measured on {run.card.name}."
     if first.published is not None:
-        way = f", {first.published.way}" if first.published.way else ""
-        said += f" Safe: the same layout by {first.published.name}{way}, which was; the range holds both."
+        way = f" ({first.published.way})" if first.published.way else ""
+        said += (
+            f" Safe hours are of the same layout by {first.published.name}, as in its published runs on such "
+            f"devices{way}. The range holds both."
+        )
     return f"{said} Fix: `kielo plan calibrate` with your own runs, which narrows it."
 
 

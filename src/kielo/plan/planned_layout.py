@@ -242,7 +242,9 @@ def plan_layouts(
     seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
     last = is_last_fullest(work)
     hidden = hidden_data_seconds(work, run.efficiency, seconds["data_traffic"])
-    published = [None] * len(work) if run.is_measured else published_beside(work, run.efficiency)
+    published: list[PublishedEngine | None] = [None for _ in layouts]
+    if not run.is_measured:
+        published = published_beside(work, run.efficiency)
     each_pass, layers = passes(work, run.efficiency), work.layers_of_heaviest_rank
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):

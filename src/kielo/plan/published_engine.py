@@ -39,8 +39,9 @@ def published_beside(work: Workload, efficiency: Efficiency) -> list[PublishedEn
         return []
     engines = published_engines(ARCHITECTURES[int(work.architecture[0])])
     if "fsdp" in engines:
-        return [PublishedEngine(_NAMES["fsdp"], "", 1.0)] * len(work)
-    own, found = step_seconds(work, efficiency).total, []
+        return [PublishedEngine(_NAMES["fsdp"], "", 1.0) for _ in range(len(work))]
+    own = step_seconds(work, efficiency).total
+    found: list[list[PublishedEngine]] = []
     for engine, usual in engines.items():
         if engine in _NAMES:
             theirs = _as_published(work, engine, usual["kernel"], usual["layers_again"])
@@ -48,15 +49,18 @@ def published_beside(work: Workload, efficiency: Efficiency) -> list[PublishedEn
             way = _in_words(usual["kernel"], usual["layers_again"])
             found.append([PublishedEngine(_NAMES[engine], way, float(factor)) for factor in factors])
     if not found:
-        return [None] * len(work)
+        return [None for _ in range(len(work))]
     return [max(several, key=lambda one: one.factor) for several in zip(*found, strict=True)]
 
 
 def _as_published(work: Workload, engine: str, kernel: str, layers_again: float) -> Workload:
     """Return the steps of the same layouts, by another engine and as most of its runs computed."""
     number = np.ones(len(work))
-    changes = {"engine": ENGINES.index(engine) * number, "kernel": ATTENTION_KERNELS.index(kernel) * number}
-    changes["unfused_loss"] = number * (engine == "megatron_deepspeed")
+    changes: dict[str, Column] = {
+        "engine": ENGINES.index(engine) * number,
+        "kernel": ATTENTION_KERNELS.index(kernel) * number,
+        "unfused_loss": number * (engine == "megatron_deepspeed"),
+    }
     if layers_again:
         parts = ("attention", "operators", "norms", "activations")
         changes |= {f"{part}_again": 0 * number for part in parts}
