@@ -27,15 +27,33 @@ from typing import Any
 
 import numpy as np
 from planner_errors import disagreement, error_lines, errors_by_kind, worst_runs
-from planner_fit import fit, spread
+from planner_fit import fit
+from planner_lumi import lumi_table, signed_errors
+from planner_range import (
+    calibration,
+    calibration_table,
+    coverage,
+    draw_calibration,
+    errors_by_kernel,
+    range_of,
+)
 from planner_ranking import agreeing_pairs, expected_tau, regret
 from published_memory import formula_memory_bytes
 from published_runs import PublishedRun, read_published_runs
 
-from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.planned_layout import interval
+from kielo.plan.efficiency import (
+    ARCHITECTURES,
+    CONSTANTS,
+    ENGINES,
+    Efficiency,
+    card_text,
+    fitted,
+    members,
+    read_card,
+)
+from kielo.plan.planned_layout import SHARE
 from kielo.plan.step_seconds import step_seconds
-from kielo.plan.workload import Workload
+from kielo.plan.workload import ATTENTION_KERNELS, Workload
 from kielo.resolve.memory import usable_bytes
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
@@ -45,6 +63,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CARD = ROOT / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
 DOCUMENT = RESULTS / "planner.md"
+LEFT_OUT = RESULTS / "planner_left_out.json"
+PICTURE = ROOT / "docs" / "pictures" / "planner_calibration.svg"
 PAGE = ROOT / "docs" / "planning.md"
 SWEEPS = ("vtrain-3.6", "vtrain-18.4", "vtrain-39.1", "vtrain-175", "aa-13B", "aa-65B", "bs-a100")
 # Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of
@@ -61,9 +81,11 @@ def main() -> None:
     if options.fit or options.cross_validate:
         efficiency = fit(*columns([run for run in scored if is_fitted(run)]))
         left_out = left_out_seconds(scored, efficiency)
-        figures = spread(np.log(columns(scored)[1] / left_out), [run.family for run in scored])
+        by_kernel = errors_by_kernel(scored, left_out)
+        figures = range_of(by_kernel["fused"])
         if options.fit:
-            CARD.write_text(card_text(efficiency, figures, _CARD_HEADER), encoding="utf-8")
+            content = card_text(efficiency, figures, _CARD_HEADER) + published_engines(scored)
+            CARD.write_text(content, encoding="utf-8")
             efficiency, figures = read_card(CARD)  # as everybody will
     else:
         (efficiency, figures), left_out = fitted(), None
@@ -73,7 +95,8 @@ def main() -> None:
     result["worst"] = worst_runs(scored, columns(scored)[1], shown)
     result["disagreement"] = disagreement(scored)
     if left_out is not None:
-        result["cross_validation"] = cross_validation(scored, left_out)
+        result["cross_validation"] = cross_validation(scored, left_out, by_kernel)
+        result["lumi"] = signed_errors(scored, left_out, efficiency)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
         result["projects_left_out"] = summary_of(rows)
         result["left_out_without_engine_profiles"] = without_engine_profiles(scored, is_left_out=True)
@@ -87,6 +110,9 @@ def main() -> None:
     if options.fit:
         kept = {name: value for name, value in result.items() if name != "rows"}
         (RESULTS / "planner.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        errors = {"log(published / predicted) of families left out, by attention's kernel": by_kernel}
+        LEFT_OUT.write_text(json.dumps(errors) + "\n", encoding="utf-8")
+        draw_calibration(result["cross_validation"]["calibration"], PICTURE)
         put_tables(DOCUMENT, tables(result, efficiency))
         put_tables(PAGE, {"accuracy": short_table(result)})
     print(json.dumps(result, indent=1) if options.json else text(result))
@@ -143,24 +169,32 @@ def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bo
     return predicted
 
 
-def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str, Any]:
-    """Returns the score of families left out, and the share of their rows inside the interval.
-
-    The interval is made from the errors of other families.
-    """
-    _, seconds, families = columns(runs)
-    rows, names = _rows(runs, seconds, left_out), np.array(families)
-    inside = {}
-    for family in sorted(set(families)):
-        rest = names != family
-        low, high = interval(
-            left_out[~rest], spread(np.log(seconds[rest] / left_out[rest]), list(names[rest]))
-        )
-        inside[family] = float(((low <= seconds[~rest]) & (seconds[~rest] <= high)).mean())
+def cross_validation(
+    runs: list[PublishedRun], left_out: np.ndarray, by_kernel: dict[str, dict[str, list[float]]]
+) -> dict[str, Any]:
+    """Returns the score of families left out, and what the ranges of the other families hold."""
+    rows = _rows(runs, columns(runs)[1], left_out)
     return {
         "summary": summary_of(rows), "families": _families(rows),
-        "interval_coverage": statistics.mean(inside.values()),
+        "calibration": calibration(by_kernel["fused"]), "unfused": coverage(by_kernel["unfused"], SHARE),
     }  # fmt: skip
+
+
+def published_engines(runs: list[PublishedRun]) -> str:
+    """Returns a card's [published]: engines with runs on each architecture, as most families ran them."""
+    lines = ["", "# engines with runs on an architecture, and what most families of them computed with"]
+    for number, architecture in enumerate(ARCHITECTURES):
+        lines += ["", f"[published.{architecture}]"]
+        for index, engine in enumerate(ENGINES):
+            ways: dict[str, list[tuple[str, float]]] = defaultdict(list)
+            for run in runs:
+                if (run.columns["architecture"], run.columns["engine"]) == (number, index):
+                    way = ATTENTION_KERNELS[run.columns["kernel"]], run.columns["layers_again"]
+                    ways[run.family].append(way)
+            if ways:
+                usual = statistics.mode(statistics.mode(some) for some in ways.values())
+                lines.append(f'{engine} = {{ kernel = "{usual[0]}", layers_again = {usual[1]:g} }}')
+    return "\n".join(lines) + "\n"
 
 
 def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarray | None) -> dict[str, Any]:
@@ -378,8 +412,11 @@ def text(result: dict[str, Any]) -> str:
             lines.append(f"{name:32} {summary['rows']:5} {summary['families']:9} {errors}")
     lines += [f"not predicted: {count} {why}" for why, count in result["not_predicted"].items() if count]
     if left_out:
-        coverage = result["cross_validation"]["interval_coverage"]
-        lines.append(f"an 80 % interval holds {coverage:.0%} of left-out families' rows")
+        lines += [
+            f"a range of {row['share']:.0%} holds {row['rows']:.0%} of left-out families' rows"
+            for row in result["cross_validation"]["calibration"]
+        ]
+        lines += ["", lumi_table(result["lumi"])]
     lines += error_lines(result)
     lines += [
         "",
@@ -431,11 +468,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
         for name, row in rows.items() if row["rows"]
     ]  # fmt: skip
     counts = " and ".join(f"{count} runs ({why})" for why, count in result["not_predicted"].items())
-    coverage = left_out["interval_coverage"]
-    summary += [
-        "",
-        f"Not predicted: {counts}. The 80 % interval holds {coverage:.0%} of the rows of families left out.",
-    ]
+    summary += ["", f"Not predicted: {counts}."]
     families = ["| family | rows | median error | left out |", "|---|--:|--:|--:|"]
     families += [
         f"| {name} | {row['rows']} | {row['median_absolute_error']:.1%} | "
@@ -469,6 +502,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
     return {
         "summary": "\n".join(summary), "families": "\n".join(families), "sweeps": "\n".join(sweep_rows),
         "calculon": "\n".join(calculon_rows), "constants": "\n".join(constants),
+        "calibration": calibration_table(left_out["calibration"]), "lumi": lumi_table(result["lumi"]),
     }  # fmt: skip
 
 

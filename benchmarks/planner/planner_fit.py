@@ -32,8 +32,8 @@ def fit(work: Workload, seconds: Column, families: list[str], start: Efficiency 
     return _unflat(fit_drawn_to_priors(errors, weights, mean, _covariance(), begin, _depends(work)))
 
 
-def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
-    """Returns the card's [interval] from families that the fit had not seen.
+def spread(log_errors: Column, families: Sequence[str], share: float = SHARE) -> dict[str, float]:
+    """Returns the card's [interval] from families that the fit had not seen, which holds `share` of them.
 
     It has quantiles of the logarithm of measured by predicted seconds, with each family's weight as in the
     fit.
@@ -41,7 +41,7 @@ def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
     order = np.argsort(log_errors)
     weights = family_weights(list(families))[order] ** 2
     reached = (np.cumsum(weights) - weights / 2) / weights.sum()
-    tail = (1 - SHARE) / 2
+    tail = (1 - share) / 2
     return {
         "lower": float(np.interp(tail, reached, log_errors[order])),
         "upper": float(np.interp(1 - tail, reached, log_errors[order])),

@@ -44,9 +44,11 @@ _NETWORK_GBIT = (
 )  # fmt: skip
 # Of a network's bandwidth, what rings were measured to reach, by others and apart from any step time:
 # BigScience's all-reduce over 4 nodes with Omni-Path took 42 Gb/s of the tensor at best, 79 over the wire (×
-# 2 × 15 / 16), of 400; gradients on LUMI's Slingshot 4.6 GB/s of a GCD's 12.5 (facts/published_runs.md).
+# 2 × 15 / 16), of 400; the second all-reduce of gradients in LUMI's logs of a 175B, which waits for nobody,
+# 4.8 to 5.0 GB/s of a GCD's 12.5 on 2 to 32 ranks, and the gathers of parameters 4.9
+# (spyysalo/lumi-llm-scaling).
 # Elsewhere it is `network`.
-_RING_SHARES = (("Omni-Path", 0.2), ("Slingshot", 0.37))
+_RING_SHARES = (("Omni-Path", 0.2), ("Slingshot", 0.39))
 # Of layers, where some are recomputed and a page does not say how many.
 _BLOCKS_AGAIN = 0.4
 _GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200, "cdna2": 800, "cdna3": 3200}
@@ -252,6 +254,8 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             "tied": float(row["gated_mlp"] != "1"),
             "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
             "unfused_norms": _unfused_norms(row),
+            "whole_gradients": float("BF16Optimizer" in row["zero_stage/fsdp"]),
+            "apart_accumulation": float("no fused gradient accumulation" in row["notes"]),
             # Inferred from its rows too: some with long micro-batches and little else do not fit.
             "deterministic": float("deterministic-mode" in row["notes"]),
             "whole_logits": float("AA-Scaling" in row["framework"]),

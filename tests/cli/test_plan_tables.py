@@ -9,6 +9,7 @@ from kielo.cli import plan_tables as tables
 from kielo.plan.cost import Cost
 from kielo.plan.failures import Failures, Rate
 from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.published_engine import PublishedEngine
 from kielo.plan.search import Choice, Found
 from kielo.recipe.sections import Layout, Recipe
 from tests.plan.hand_made import a_phase
@@ -25,6 +26,7 @@ def a_run(**site: Any) -> Any:
         "page"),
         usable_bytes=60e9, usable_host_bytes=400e9, peak_tflops=200.0, precision="bf16",
         host_bytes_per_node=lambda bytes_, offload: 30e9, flops_per_token=lambda length: 8e12,
+        is_measured=False,
         recipe=Recipe(
             name="mine", language="et", corpus={"sources": ["a"]}, checkpoint={"every_steps": 250}
         ),
@@ -71,6 +73,30 @@ def test_rows_of_the_best() -> None:
     assert titles == ("nodes", "tokens/s", "GB", "days", "device-hours", "layout")
     assert rows == [(3, "18,432", "40.0", "3.0", "2,400", "dp12-mb2-zero1")]
     assert tables.billed_hours(RUN, 2400) == 300 and tables.billed_hours(free, 2400) is None
+
+
+def test_hours_are_safe_first_and_in_both_units() -> None:
+    """Another engine takes 1.5 times as long; a range of 1.8 to 2.4 s is 0.9 to 1.2 times the planned 2."""
+    beside = PublishedEngine("Nemo", "all layers recomputed", 1.5)
+    slower = PlannedLayout(**(vars(FAST) | {"published": beside, "high_seconds": 3.6}))
+    titles, rows = tables.hours_rows(RUN, [(slower, a_cost()), (SLOW, a_cost(device_hours=4800.0))])
+    assert titles == ("nodes", "unit", "safe", "planned", "80% of runs")
+    assert rows == [
+        (3, "device-hours", "3,600", "2,400", "2,160 to 4,320"),
+        (3, "node-hours", "450", "300", "270 to 540"),
+    ]  # fmt: skip
+    assert tables.hours_rows(RUN, [(FAST, a_cost())])[1][0] == (
+        3, "device-hours", "2,400", "2,400", "2,160 to 2,880",
+    )  # fmt: skip
+    said = tables.engine_note(RUN, slower)
+    assert said == (
+        "Kielo was not measured on gpu. Safe hours are of the same layout by Nemo, as in its published runs "
+        "on such devices (all layers recomputed). The range holds both. Fix: `kielo plan calibrate` with "
+        "your own runs, which narrows it."
+    )
+    measured = a_run()
+    measured.is_measured, measured.recipe = True, RUN.recipe.model_copy(update={"machine": "my.toml"})
+    assert tables.engine_note(measured, FAST) == "Hours by my.toml, measured with Kielo on gpu."
 
 
 def test_a_long_name_goes_on_in_the_next_line() -> None:
@@ -254,11 +280,13 @@ def test_json_of_a_layout() -> None:
         "host_bytes_per_node": 30e9, "usable_host_bytes_per_node": 400e9,
         "seconds": {"matrix": 1.5, "bubble": 0.5, "tensor_traffic": 0.0}, "hidden_data_seconds": 0.125,
         "step_seconds": 2.0, "interval_seconds": [1.8, 2.4], "tokens_per_second": 18_432.0,
+        "is_measured": False, "published_engine": None,
     }  # fmt: skip
     assert cost == {
         "steps": 1000, "training_seconds": 2e5, "heldout_seconds": 3e3, "stop_seconds": 1.5, "checkpoints": 4,
         "checkpoint_bytes": 70e9, "checkpoint_seconds": 21.0, "jobs": 5, "wall_seconds": 259_200.0,
         "device_hours": 2400.0, "failures": None, "days": 3.0, "billed_hours": 300.0,
+        "safe_device_hours": 2400.0,
     }  # fmt: skip
     told = tables.planned_json(FAST, a_cost(failures=failures()))["cost"]["failures"]
     assert (

@@ -26,7 +26,8 @@ BYTES = {
     "gathered": 3e9, "workspace": 1e9,
 }  # fmt: skip
 CONSTANTS_OF_RUN = {
-    "matrix": 0.8, "matrix_engine": 0.5, "power": 0.5, "layer_seconds": 2e-3, "tensor_exposed": 0.7,
+    "matrix": 0.8, "matrix_engine": 0.5, "rocm_engine": 1.0, "power": 0.5, "layer_seconds": 2e-3,
+    "tensor_exposed": 0.7,
     "pipeline_exposed": 0.4, "data_hidden": 0.6, "gather_hidden": 0.9, "overlap_cost": 0.2, "jitter": 0.015,
     "matrix_fp8": 0.25,
 }  # fmt: skip

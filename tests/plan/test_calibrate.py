@@ -22,6 +22,8 @@ from kielo.plan.calibrate import (
     write_machine,
 )
 from kielo.plan.efficiency import fitted, members
+from kielo.plan.planned_layout import plan_layouts
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -158,6 +160,31 @@ def test_a_gpu_keeps_its_peaks(tmp_path):
     at = members("layer_seconds").index("fsdp")
     assert found.efficiency.values["layer_seconds"][at] > shipped[at]
     assert np.delete(found.efficiency.values["layer_seconds"], at).tolist() == np.delete(shipped, at).tolist()
+
+
+def test_the_range_narrows_when_kielo_is_measured(tmp_path):
+    """Before, the safe figure is DeepSpeed's and the range holds both. Planted: a third slower products."""
+    shapes = [(2048, 1, 1, 12), (2048, 4, 2, 12), (8192, 1, 1, 12), (512, 1, 8, 12)]
+    truth, path = machine_of({"rocm_engine": 0.75}, "mi250x_gcd"), tmp_path / "lumi.toml"
+    keys = {"model.hidden_size": 4096, "model.intermediate_size": 11008, "model.num_attention_heads": 32}
+    resolved = _resolved(tmp_path, shapes, gpu="mi250x_gcd", **keys, **{"train.precision": "bf16"})
+    write_machine(measure([_run(tmp_path / "own", truth, resolved)]), path)
+    found = []
+    for sets in ([], [f'machine="{path}"']):
+        run = RunToPlan.of_recipe(read_recipe("norwegian_7b", sets).recipe)
+        layout = run.recipe.layout.model_copy(update={"shard": 512})
+        found += plan_layouts(run, [(layout, 64, 2)])
+    before, after = found
+    assert before.published.name == "Megatron-DeepSpeed" and before.published.factor > 4 / 3
+    assert before.high_seconds > before.published.factor * before.step_seconds > before.step_seconds
+    assert before.low_seconds < before.step_seconds < after.step_seconds < before.high_seconds
+    assert after.published is None and after.safe_share == 1
+    widths = [one.high_seconds / one.low_seconds - 1 for one in found]
+    assert widths[1] < widths[0] / 2
+    # On H100 others' FSDP was measured, whose constants a plan has.
+    h100 = RunToPlan.of_recipe(read_recipe("norwegian_7b", ['cluster="dgx_h100"']).recipe)
+    (beside,) = plan_layouts(h100, [(layout, 64, 2)])
+    assert beside.published == ("PyTorch's FSDP", "", 1.0)
 
 
 def test_a_machine_is_written_and_read(tmp_path):

@@ -40,6 +40,7 @@ def rates(**changes) -> SimpleNamespace:
     """Nothing is wasted and nothing is free: shares of a half, and no seconds beside the work."""
     return SimpleNamespace(**{
         "matrix": 0.5, "matrix_fp8": 0.25, "flash": 0.5, "matrix_engine": 1.0, "elementwise": 1.0,
+        "rocm_engine": 0.5,
         "accumulate": 1.0, "layer_seconds": 0.0, "tensor_exposed": 1.0, "memory": 1.0, "network": 0.5,
         "node": 0.5, "latency_seconds": 0.0, "tensor_launch": 1.0, "eager_launch": 1.0, "tile": 0.0,
         "wave_elements": 0.0, "misaligned": 1.0, "flash_1": 0.5, "flash_cudnn": 2.0, "softmax_bytes": 30.0,
@@ -60,6 +61,8 @@ FREE = {"memory_bandwidth": 1e30}  # memory that takes no time
         (FREE, {"tile": 32.0}, 131.072 * 1.25),
         (FREE, {"misaligned": 1.5}, 131.072),
         (FREE, {"matrix_engine": 0.5}, 131.072 * 2),
+        # on AMD's devices engines differ by another factor
+        (FREE | {"architecture": 4}, {"matrix_engine": 0.25}, 131.072 * 2),
         (FREE | {"power_share": 0.25}, {}, 131.072 * 2),
         (FREE | {"recipe": 1}, {}, 131.072),  # 2,000 × 0.25
         (FREE | {"recipe": 2}, {}, 131.072 / 0.8), (FREE | {"recipe": 3}, {}, 131.072 / 0.9),
@@ -176,6 +179,10 @@ MOVED = 2 * (8 * (4 + 6) + 2 * 16 + 48)
         # a micro-batch's gradients are read, and those in fp32 read and written
         ({"micro_batches": 2}, {}, 3 * MOVED + 10 * WEIGHTS / TOKENS),
         ({"micro_batches": 2}, {"accumulate": 0.5}, 3 * MOVED + 5 * WEIGHTS / TOKENS),
+        (
+            {"micro_batches": 2, "apart_accumulation": 1}, {"accumulate": 0.5},
+            3 * MOVED + 10 * WEIGHTS / TOKENS,
+        ),
         ({"micro_batches": 2, "gradient_bytes": 2}, {}, 3 * MOVED + 6 * WEIGHTS / TOKENS),
         ({"micro_batches": 2, "zero": 3}, {}, 3 * MOVED),
         ({"micro_batches": 2, "frozen": 0.75}, {}, 3 * MOVED + 2.5 * WEIGHTS / TOKENS),

@@ -1,11 +1,14 @@
 """The planner against the committed table of published runs: the score that the shipped constants reach."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import planner
 import planner_errors
 import planner_fit
+import planner_lumi
+import planner_range
 import pytest
 from planner_questions import GROUPED_140B, Question
 from published_runs import read_published_runs
@@ -77,6 +80,45 @@ def test_the_shipped_constants_are_where_the_fit_ends(scored):
         assert found.values[name] == pytest.approx(values, rel=0.015), name
     now, then = (step_seconds(work, constants).total for constants in (found, fitted()[0]))
     assert now == pytest.approx(then, rel=1e-3)
+
+
+def test_a_range_holds_what_it_says(scored):
+    """80 % of rows of families left out, counted here: quantiles of the other families' errors, each family
+    with the fourth root of its rows. The committed errors are of these rows.
+    """
+    (errors,) = json.loads((ROOT / "benchmarks" / "results" / "planner_left_out.json").read_text()).values()
+    counts = Counter(run.family for run in scored)
+    kinds = [Counter({family: len(rows) for family, rows in kind.items()}) for kind in errors.values()]
+    assert sum(kinds, Counter()) == counts
+    fused, inside = errors["fused"], []
+    for family, mine in fused.items():
+        others = sorted(
+            (error, len(rows) ** -0.75) for name, rows in fused.items() if name != family for error in rows
+        )
+        weights = np.array([weight for _, weight in others])
+        reached = (np.cumsum(weights) - weights / 2) / weights.sum()
+        low, high = np.interp([0.1, 0.9], reached, [error for error, _ in others])
+        inside += [low <= error <= high for error in mine]
+    assert len(inside) > 500 and 0.78 <= np.mean(inside) <= 0.86
+    assert planner_range.range_of(fused) == pytest.approx(fitted()[1], abs=1e-4)
+    # Broken on purpose: errors twice as large are inside less often.
+    twice = {"one": [2 * error for error in fused.pop("aa-13B")]} | fused
+    assert planner_range.coverage(twice, 0.8)["rows"] < np.mean(inside)
+
+
+def test_lumi_is_planned_without_bias():
+    """Median signed errors over families within 3 %: of families left out, as committed, and of runs that no
+    fit has seen, of which 256 nodes waited for a slow rank.
+    """
+    errors = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text())["lumi"]
+    assert abs(planner_lumi.bias(errors["left out"])) <= 0.03
+    now = planner_lumi.signed_errors([], np.array([]), fitted()[0])["never fitted"]
+    assert now == {name: pytest.approx(rows) for name, rows in errors["never fitted"].items()}
+    assert abs(planner_lumi.bias(now)) <= 0.03 and now["frontier-torchtitan"].keys() == {
+        "frontier-torchtitan-8b"
+    }
+    rows = [error for family in now.values() for error in family.values()]
+    assert sum(abs(error) <= 0.04 for error in rows) >= len(rows) - 1
 
 
 @pytest.mark.full

@@ -170,10 +170,15 @@ def test_a_ring_goes_as_fast_as_was_measured():
 
 
 def test_data_parallel_traffic_by_zero_degree():
-    """ZeRO 1 sends once a step whatever the number of micro-batches; ZeRO 3 for each of them."""
-    work = workload({"zero": 1, "data": 8, "shard": 8}, {"zero": 3, "data": 8, "shard": 8})
-    once, each = data_seconds(work, Efficiency.start().of(work))
+    """ZeRO 1 sends once a step whatever the number of micro-batches; ZeRO 3 for each of them. Gradients that
+    are added up whole before parameters are gathered send three halves of a ring in place of two.
+    """
+    ranks = {"zero": 1, "data": 8, "shard": 8}
+    work = workload(ranks, ranks | {"zero": 3}, ranks | {"whole_gradients": 1})
+    rates = Efficiency.start().of(work)
+    once, each = data_seconds(work, rates)
     assert once[0] > 0 and each[0] == 0 and each[1] > 0
+    assert (once[2] - 3 * rates.latency_seconds) / (once[0] - 3 * rates.latency_seconds) == pytest.approx(1.5)
 
 
 def test_layouts_do_what_they_are_known_for():

@@ -112,6 +112,8 @@ def plan(options: argparse.Namespace) -> int:
         print_json(content | ({"languages": of_all} if of_all else {}))
         return 0
     print_table(("", ""), tables.facts(run, nodes, found))
+    print_table(*tables.hours_rows(run, listed))
+    print_text(tables.engine_note(run, layouts[0]))
     own_costs = costed(owns.values()) if is_full or len(nodes) == 1 else []
     lines = tables.notes(run, layouts, owns)
     if is_full:

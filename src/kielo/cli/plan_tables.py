@@ -45,6 +45,40 @@ def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str,
     ]
 
 
+def hours_rows(run: RunToPlan, listed: Sequence[Costed]) -> Table:
+    """Return the hours of the fastest layout on each number of nodes, the safe ones first."""
+    rows: list[tuple[Any, ...]] = []
+    seen: set[int] = set()
+    for planned, cost in listed:
+        if planned.nodes in seen:
+            continue
+        seen.add(planned.nodes)
+        hours = {"device-hours": cost.device_hours}
+        if (billed := billed_hours(run, cost.device_hours)) is not None:
+            hours[run.site.billing_unit] = billed
+        low, high = planned.low_seconds / planned.step_seconds, planned.high_seconds / planned.step_seconds
+        rows += [
+            (planned.nodes, unit, f"{each * planned.safe_share:,.0f}", f"{each:,.0f}",
+             f"{each * low:,.0f} to {each * high:,.0f}")
+            for unit, each in hours.items()
+        ]  # fmt: skip
+    return ("nodes", "unit", "safe", "planned", f"{SHARE:.0%} of runs"), rows
+
+
+def engine_note(run: RunToPlan, first: PlannedLayout) -> str:
+    """Return the engine that the safe hours are of, or the machine's measurement."""
+    if run.is_measured:
+        return f"Hours by {run.recipe.machine}, measured with Kielo on {run.card.name}."
+    said = f"Kielo was not measured on {run.card.name}."
+    if first.published is not None:
+        way = f" ({first.published.way})" if first.published.way else ""
+        said += (
+            f" Safe hours are of the same layout by {first.published.name}, as in its published runs on such "
+            f"devices{way}. The range holds both."
+        )
+    return f"{said} Fix: `kielo plan calibrate` with your own runs, which narrows it."
+
+
 def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -> Table:
     """Return rows of 80 columns: the fastest layouts, and the recipe's own layout, marked by *."""
     titles = ("nodes", "tokens/s", "GB", "days", *_hour_titles(run), "layout")
@@ -297,14 +331,19 @@ def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
         *("host_bytes_per_node", "seconds", "hidden_data_seconds", "step_seconds", "tokens_per_second"),
         *("tflops_per_device", "mfu"),
     )
+    published = None if planned.published is None else planned.published._asdict()
     return {key: getattr(planned, key) for key in same} | {
+        "is_measured": planned.run.is_measured,
+        "published_engine": published,
         "layout": planned.layout.model_dump(mode="json"),
         "micro_batch_sequences": planned.micro_batch,
         "micro_batches_per_step": planned.micro_batches,
         "usable_bytes": planned.run.usable_bytes,
         "usable_host_bytes_per_node": planned.run.usable_host_bytes,
         "interval_seconds": [planned.low_seconds, planned.high_seconds],
-        "cost": vars(cost) | {"days": cost.days, "billed_hours": billed, "failures": failures},
+        "cost": vars(cost)
+        | {"days": cost.days, "billed_hours": billed, "failures": failures}
+        | {"safe_device_hours": cost.device_hours * planned.safe_share},
     }
 
 

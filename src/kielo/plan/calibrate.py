@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.durable import HASH_COMMENT, write_own_text
-from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
+from kielo.plan.efficiency import AMD, CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.measured_run import MeasuredRun, read_measured_run
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, workload_row
@@ -203,9 +203,12 @@ def _site_of(card: Accelerator, ranks: int) -> Cluster:
 def priors_of(card: Accelerator) -> dict[str, Prior]:
     if card.device == "cpu":
         return _CPU
-    start = fitted()[0].values
+    start, names = fitted()[0].values, {name: name for name in _GPU.split()}
+    if card.architecture in AMD:
+        names |= {"matrix_engine": "rocm_engine"}
     return {
-        name: Prior(float(start[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU.split()
+        name: Prior(float(start[name][_member(name, card)]), CONSTANTS[general].spread)
+        for general, name in names.items()
     }
 
 

@@ -92,9 +92,11 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """Compute seconds of data-parallel traffic before anything is hidden: (a step, a micro-batch).
 
     ZeRO 0 adds up gradients once a step. Degrees 1 and 2 scatter them and gather parameters, which moves as
-    much. Degree 3 (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and
-    scatters gradients after it. On a processor the collectives of each layer, and of the rest, begin
-    separately. On a GPU `ring_steps_seconds` counts what grows with the ranks.
+    much. DeepSpeed's optimiser for bf16 adds up whole gradients and gathers parameters, half as much again
+    (logs of a 175B on LUMI, spyysalo/lumi-llm-scaling). Degree 3 (and FSDP) gathers parameters for each
+    forward and backward pass of a micro-batch and scatters gradients after it. On a processor the
+    collectives of each layer, and of the rest, begin separately. On a GPU `ring_steps_seconds` counts what
+    grows with the ranks.
     """
     ranks = work.data * work.context
     is_processor = work.architecture == ARCHITECTURES.index("cpu")
@@ -148,6 +150,7 @@ def _replica_seconds(
     narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)
     trained = 1.0 - layers * work.frozen
     scattered = trained * half * np.where(is_own, work.reduce_bytes, _BF16_BYTES)
+    scattered = scattered * np.where(work.whole_gradients > 0, 2.0, 1.0)
     # the remaining share of gradients' bytes if they are reduced in bf16, or layers are frozen
     halved = trained * np.where(is_own, work.reduce_bytes / _FP32_BYTES, 1.0)
     is_each = is_own & (work.zero == 2) & ~((work.pipeline > 1) & (work.splits_backward > 0))

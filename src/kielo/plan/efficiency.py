@@ -17,6 +17,7 @@ import numpy as np
 from kielo.recipe.errors import KieloError
 
 ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell", "cdna2", "cdna3", "cpu")
+AMD = ("cdna2", "cdna3")
 ENGINES = ("megatron_te", "megatron_deepspeed", "fsdp", "unfused")
 _CARD = Path(__file__).resolve().parent.parent / "cards" / "efficiency" / "published_runs.toml"
 
@@ -43,6 +44,7 @@ matrix architecture 0.8 0.3 share of bf16 peak that a large matrix product reach
 matrix_fp8 architecture 0.62 0.3 share of the 8-bit (4-bit) peak of a large product
 flash architecture 0.5 0.35 share of bf16 peak that fused attention reaches at head size 128
 matrix_engine engine 1.0 0.12 factor of an engine on these shares: its kernels, its clocks under load
+rocm_engine engine 1.0 0.05 the same on AMD's devices: all engines call the same libraries there
 elementwise engine 1.3 0.5 passes over memory by norms, activations, residuals; 1 is the minimum
 accumulate engine 1.0 0.08 passes over memory to add a micro-batch's gradients; 1 is unfused
 layer_seconds engine 0.0012 0.3 seconds to launch a layer's kernels, forward and backward
@@ -78,6 +80,8 @@ jitter all 0.01 0.5 slowdown by the slowest device, per standard deviation of th
 """
 # Starts of single engines.
 _STARTS = {
+    # AMD's parts: the best product measured on MI300X, 668 of 1,300 TFLOP/s (stas00/ml-engineering 744d01e)
+    "matrix": {"cdna2": 0.51, "cdna3": 0.51},
     # added up in the product that makes them, since late 2021: 6 bytes in place of 10
     "accumulate": {"megatron_te": 0.6, "unfused": 0.7},
     "tensor_exposed": {"megatron_deepspeed": 1.0, "unfused": 1.0},  # both wait for each all-reduce
@@ -122,6 +126,15 @@ def members(name: str) -> tuple[str, ...]:
 def fitted() -> tuple[Efficiency, dict[str, float]]:
     """Return (constants, figures of the prediction interval) of the shipped card."""
     return read_card(_CARD)
+
+
+@cache
+def published_engines(architecture: str) -> dict[str, dict[str, Any]]:
+    """Return the engines whose published runs on an architecture took part in the shipped fit.
+
+    Each has the `kernel` of attention and the share of layers recomputed (`layers_again`) of most of them.
+    """
+    return tomllib.loads(_CARD.read_text(encoding="utf-8"))["published"][architecture]
 
 
 def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:

@@ -21,7 +21,7 @@ from kielo.plan.compare import (
     unfit,
     with_overlap,
 )
-from kielo.plan.layer_seconds import exposed_tensor_seconds, layer_seconds, matrix_flops
+from kielo.plan.layer_seconds import engine_factor, exposed_tensor_seconds, layer_seconds, matrix_flops
 from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
 from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts, workload
 from kielo.plan.workload import Workload, steps_by_precision
@@ -128,7 +128,7 @@ def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
     is_fp8, sequence, times = run.precision == "fp8", planned.sequence_length, planned.micro_batches
     peak = work.peak_recipe if is_fp8 else work.peak
     rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / peak)[0])
-    large = _first(rates.matrix_fp8 if is_fp8 else rates.matrix) * _first(rates.matrix_engine)
+    large = _first(rates.matrix_fp8 if is_fp8 else rates.matrix) * _first(engine_factor(work, rates))
     large *= float(work.power_share[0]) ** _first(rates.power)
     more = f" ({2 * float(again[0]):.2g} more for recomputation)" if again > 0 else ""
     moved = "norms, residuals, rotation and activations through memory"

@@ -18,7 +18,7 @@ from kielo.plan.collective_seconds import (
     tensor_halves,
     tensor_layer_seconds,
 )
-from kielo.plan.efficiency import ARCHITECTURES, ENGINES
+from kielo.plan.efficiency import AMD, ARCHITECTURES, ENGINES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
@@ -35,6 +35,7 @@ BESIDE_COLLECTIVE = 0.9
 # Bytes of a logit: read and written as bf16 and fp32, with gradients. Eager: each step of a loss in fp32
 # (maximum, difference, exponential, sum, quotient, gradient) goes through memory.
 _LOGIT_BYTES, _EAGER_LOGIT_BYTES = 16, 52
+_AMD = [ARCHITECTURES.index(name) for name in AMD]
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by a dense layer's kernels
 # Seconds of fused attention's backward, by its seconds if it may add gradients of queries in any order: at
 # most 37.9 % less throughput with a causal mask (Qiang et al. 2026, arXiv:2601.21824).
@@ -164,6 +165,15 @@ def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     return forward, backward
 
 
+def engine_factor(work: Workload, rates: Any) -> Column:
+    """Return the factor of an engine on the rate of its products.
+
+    An engine's calls of NVIDIA's libraries tell nothing of AMD's: Transformer Engine too calls hipBLASLt
+    there, as PyTorch does.
+    """
+    return np.where(np.isin(work.architecture, _AMD), rates.rocm_engine, rates.matrix_engine)
+
+
 def product_seconds(
     work: Workload,
     rates: Any,
@@ -180,7 +190,7 @@ def product_seconds(
     """
     scales = np.choose(work.recipe.astype(int), [1.0, 1.0, rates.fp8_rowwise, rates.mxfp8, rates.nvfp4])
     rate = np.where(in_recipe, work.peak_recipe * rates.matrix_fp8 * scales, work.peak * rates.matrix)
-    rate = rate * rates.matrix_engine * work.power_share**rates.power
+    rate = rate * engine_factor(work, rates) * work.power_share**rates.power
     waves = 1 + rates.wave_elements / (groups * rows * columns)
     begin = 1 + rates.tile / inner
     crooked = np.where((columns % _TILE > 0) | (inner % _TILE > 0), rates.misaligned, 1.0)
@@ -200,7 +210,7 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     flash_rate = flash_rate * work.power_share**rates.power
     eager = np.where(work.kernel == 0, rates.unfused_attention, 1.0)
     score_bytes = pairs * rates.softmax_bytes * eager / 3
-    product_rate = work.peak * rates.matrix * rates.matrix_engine / (1 + rates.tile / work.head_dim)
+    product_rate = work.peak * rates.matrix * engine_factor(work, rates) / (1 + rates.tile / work.head_dim)
     product_rate = product_rate / np.where(work.head_dim % 8 > 0, rates.odd_heads, 1.0)
     plain = flops / product_rate + score_bytes / (work.memory_bandwidth * rates.memory)
     is_flash = work.kernel >= 2
@@ -250,7 +260,8 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     is_added = (work.zero < 3) & (work.micro_batches > 1)
     is_copied = (work.engine == ENGINES.index("megatron_deepspeed")) & (work.gradient_bytes > _BF16_BYTES)
     bytes_each = 2 + 2 * work.gradient_bytes + np.where(is_copied, _COPIED_GRADIENT_BYTES, 0.0)
-    added = np.where(is_added, rates.accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
+    accumulate = np.where(work.apart_accumulation > 0, 1.0, rates.accumulate)
+    added = np.where(is_added, accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
     added = (1.0 - work.frozen) * added
     return (passing + added) / (work.memory_bandwidth * rates.memory)
 

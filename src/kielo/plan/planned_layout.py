@@ -12,6 +12,7 @@ from kielo.plan.efficiency import Efficiency
 from kielo.plan.layer_seconds import exposed_tensor_seconds, head_seconds, layer_seconds
 from kielo.plan.layout_name import layout_name
 from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
+from kielo.plan.published_engine import PublishedEngine, published_beside
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload
@@ -142,6 +143,7 @@ class PlannedLayout:
     hidden_data_seconds: float = 0.0  # data-parallel traffic that backward passes hide, in no part
     stages: StageSeconds | None = None  # of a micro-batch, if the pipeline was simulated
     is_last_fullest: bool = False  # the last pipeline rank is the fullest, not the first
+    published: PublishedEngine | None = None  # beside a plan for a machine on which Kielo was not measured
 
     @property
     def sequence_length(self) -> int:
@@ -177,6 +179,11 @@ class PlannedLayout:
     @property
     def step_seconds(self) -> float:
         return sum(self.seconds.values())
+
+    @property
+    def safe_share(self) -> float:
+        """Seconds of the slower of plan and published engine, by the planned seconds."""
+        return max(1.0, self.published.factor) if self.published else 1.0
 
     @property
     def peak_bytes(self) -> float:
@@ -224,7 +231,10 @@ def plan_layouts(
     phase: FullPhase | None = None,
     simulate: bool = True,
 ) -> list[PlannedLayout]:
-    """Plan each (layout, nodes, micro-batch). `simulate` plans pipelines by stages, not a formula."""
+    """Plan each (layout, nodes, micro-batch). `simulate` plans pipelines by stages, not a formula.
+
+    If Kielo was not measured on the machine, the range also holds a published engine's steps.
+    """
     if not layouts:
         return []
     phase = phase or run.phase
@@ -232,6 +242,9 @@ def plan_layouts(
     seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
     last = is_last_fullest(work)
     hidden = hidden_data_seconds(work, run.efficiency, seconds["data_traffic"])
+    published: list[PublishedEngine | None] = [None for _ in layouts]
+    if not run.is_measured:
+        published = published_beside(work, run.efficiency)
     each_pass, layers = passes(work, run.efficiency), work.layers_of_heaviest_rank
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):
@@ -241,10 +254,12 @@ def plan_layouts(
             simulated = layout_pipeline(run.model, layout, each_pass[index], many, phase.sequence_length)
             parts, stages = with_simulation(parts, simulated, float(layers[index])), simulated.stages
         low, high = map(float, interval(np.array(sum(parts.values())), run.spread))
+        if (beside := published[index]) is not None:
+            low, high = low * min(1.0, beside.factor), high * max(1.0, beside.factor)
         sizes = {name: float(column[index]) for name, column in memory.items()}
         shape = run, layout, nodes, devices, phase, size, many
-        beside = float(hidden[index]), stages, bool(last[index])
-        found.append(PlannedLayout(*shape, parts, low, high, sizes, *beside))
+        others = float(hidden[index]), stages, bool(last[index]), beside
+        found.append(PlannedLayout(*shape, parts, low, high, sizes, *others))
     return found
 
 

@@ -41,6 +41,7 @@ class RunToPlan:
     efficiency: Efficiency
     spread: dict[str, float]  # figures of the prediction interval
     precision: Precision
+    is_measured: bool = False  # the machine's card has constants from runs of Kielo
 
     @staticmethod
     def of(recipe: Recipe, model: CompleteModel, precision: Precision | None = None) -> "RunToPlan":
@@ -77,7 +78,7 @@ class RunToPlan:
                 "another --cluster, such as lumi_g"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
-        return RunToPlan(recipe, model, site, card, efficiency, spread, precision)
+        return RunToPlan(recipe, model, site, card, efficiency, spread, precision, bool(recipe.machine))
 
     @staticmethod
     def of_recipe(recipe: Recipe) -> "RunToPlan":

@@ -108,6 +108,8 @@ class Workload(MemoryColumns):
     projection_share: Column = _ONE  # weights of attention's projections, by full rank's
     recipe_share: Column = _ONE  # share of the layers' matrices that are in the recipe's precision
     wide_weight_gradients: Column = _ZERO  # 1 if products for them are in bf16 whatever the recipe
+    whole_gradients: Column = _ZERO  # 1 if gradients are all-reduced before parameters are gathered
+    apart_accumulation: Column = _ZERO  # 1 if a kernel of its own adds a micro-batch's gradients
     ring_share: Column = _ZERO  # measured share of the network's bandwidth that rings reach; 0: not measured
 
     @property
