@@ -55,6 +55,8 @@ SCREENS = {
     "report": ["report", "run"],
     "generate": ["generate", "run", "Kord", "--tokens", "4"],
     "export": ["export", "run", "--to", "my_model"],
+    "export: gguf": ["export", "run", "--to", "my_gguf", "--format", "gguf"],
+    "publish": ["publish", "run", "./shared", "--yes"],
     "tokenizer measure": ["tokenizer", "measure", "run/tokenizer", "run/hf", "--text", "text.txt"],
     "tokenizer measure: a model": [
         "tokenizer",

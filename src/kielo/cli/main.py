@@ -89,7 +89,7 @@ _STORY = {
         "evaluate": ("evaluate:evaluate", "held-out bits per byte, baselines and samples of a model"),
         "generate": ("generate:generate", "what a model writes after a prompt"),
         "chat": ("generate:chat", "a conversation with a model, in the terminal"),
-        "export": ("export:export", "a checkpoint as a Hugging Face folder, or for llama.cpp and Ollama"),
+        "export": ("export:export", "a checkpoint as a folder for transformers, or for llama.cpp"),
         "publish": ("publish:publish", "an export to the Hugging Face hub, or to a folder"),
     },
 }
