@@ -2,12 +2,13 @@
 
 import pytest
 
+from kielo.models.parameter_shapes import parameters
 from kielo.plan.choose_layout import own
 from kielo.plan.cost import cost, with_layout
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
-from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.cards import accelerator, cluster, clusters
 from kielo.recipe.read import read_first_language, shipped_recipes
 from kielo.recipe.sections import Recipe
 
@@ -50,6 +51,29 @@ def test_every_shipped_layout_fits_and_is_nearly_the_best(name):
         assert behind <= MOST_BEHIND, f"{nodes} nodes: {mine.name} is {behind:.1%} behind {best.name}"
         assert 0.14 < best.mfu < 0.75 and cost(best).days > 0
         assert with_layout(run.recipe, best).layout == best.layout
+
+
+CLUSTERS = [name for name in clusters() if accelerator(cluster(name).accelerator).device == "cuda"]
+
+
+@pytest.mark.parametrize(
+    ("site", "names"),
+    [(site, ("viking_7b",)) for site in CLUSTERS]
+    + [pytest.param(site, SHIPPED, marks=pytest.mark.full) for site in CLUSTERS],
+)
+def test_every_cluster_plans_every_recipe_that_fits(site, names):
+    """On few or many of its nodes. What does not run there is too large for all of them."""
+    for name in names:
+        run = RunToPlan.of_recipe(read_first_language(name, [f"cluster={site}"]).recipe)
+        most = run.site.nodes
+        counts = [number for number in (4, 16, 64) if number < most] or [most]
+        found = search(run, counts)
+        fits = [ranked for ranked in found.ranked.values() if ranked]
+        if not fits:
+            state = 16 * parameters(run.model)  # bytes of weights, gradients and Adam's moments
+            assert state > 0.8 * counts[-1] * run.site.devices_per_node * run.usable_bytes, (site, name)
+        for ranked in fits:
+            assert ranked[0].fits and 0 < ranked[0].mfu < 0.8 and cost(ranked[0]).device_hours > 0
 
 
 def test_a_recipe_of_one_machine_names_no_nodes():
