@@ -16,6 +16,8 @@ from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.plan_budget import plan_budget
+from kielo.cli.plan_variants import plan_variants
+from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.calibrate import measure, write_machine
 from kielo.plan.choose_layout import different_axes, named, nothing_runs, own
@@ -32,7 +34,7 @@ from kielo.plan.search import Found, search
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
-from kielo.recipe.read import read_recipe, recipe_languages, run_folder
+from kielo.recipe.read import read_recipe, recipe_choices, run_folder
 from kielo.resolve.resolve import resolve as resolved_run
 from kielo.resolve.resolved import write
 from kielo.resolve.shares import uneven_steps
@@ -151,7 +153,11 @@ def plan(options: argparse.Namespace) -> int:
         return plan_budget(options)
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
-    codes = _first_of_several(options)
+    choices = recipe_choices(options.recipe, options.sets) if options.recipe else ()
+    if choices and kind_of(choices) == "variants":
+        return plan_variants(options, {choice: _run_and_nodes(options, choice) for choice in choices})
+    codes = tuple(map(chosen_in, choices))  # of several languages, which the first stands for
+    options.sets = [*options.sets, *choices[:1]]
     run, nodes = _run_and_nodes(options)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
@@ -196,13 +202,6 @@ def plan(options: argparse.Namespace) -> int:
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
     return 0
-
-
-def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Choose the first language of a recipe of several languages. Return all codes, () for one language."""
-    codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
-    options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
-    return codes
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -298,7 +297,9 @@ def resolve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
+def _run_and_nodes(options: argparse.Namespace, *choice: str) -> tuple[RunToPlan, list[int]]:
+    """Return the run of the options, or of one of the recipe's variants, and the numbers of nodes."""
+    options = argparse.Namespace(**{**vars(options), "sets": [*options.sets, *choice]})
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
