@@ -33,6 +33,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.places import place
 from kielo.recipe.read import read_recipe, recipe_choices, run_folder
 from kielo.resolve.resolve import resolve as resolved_run
@@ -285,7 +286,7 @@ def resolve(options: argparse.Namespace) -> int:
     train = resolved.identity.train
     has_fp8 = "fp8" in (train.precision, *(precision for _, precision in train.precision_changes))
     for advice in speed_advice(
-        resolved.identity.model, recipe.layout, resolved.placement.accelerator, has_fp8
+        resolved.identity.model, on_devices(recipe, ranks).layout, resolved.placement.accelerator, has_fp8
     ):
         print_text(f"advice: {advice}")
     for sentence in uneven_steps(resolved):

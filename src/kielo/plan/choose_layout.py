@@ -8,6 +8,7 @@ from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_nodes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
 
@@ -43,7 +44,7 @@ def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
     _, placed = max(phases, key=lambda both: both[0].tokens_per_step * both[0].steps)
     size = placed.micro_batch_sequences
     shard = {"replicate": resolved.placement.layout.replicate, "shard": resolved.placement.layout.shard}
-    return plan_layouts(run, [(run.recipe.layout.model_copy(update=shard), nodes, size)])[0]
+    return plan_layouts(run, [(on_nodes(run.recipe, nodes).layout.model_copy(update=shard), nodes, size)])[0]
 
 
 def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloError:

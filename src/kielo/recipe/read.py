@@ -302,6 +302,8 @@ def _with_base(path: Path) -> tuple[TomlTable, dict[str, str]]:
         base = _of_variant(base, of_base, _label(base_path), variant)
     own = dict.fromkeys(_leaves(data), _label(path))
     _replace_shape(own, base)
+    if {"layout", "layouts"} & set(data):
+        base.pop("layouts", None)
     for key, other in (("language", LANGUAGES), (LANGUAGES, "language")):
         if key in data:
             base.pop(other, None)
@@ -340,11 +342,24 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
             return Complaint((key,), f"--set {text}: {part} holds a value, so {key} does not exist")
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
+    _set_layout(key, data, origins)
     if key == LANGUAGES and origins.get("language") != "--set":
         data.pop("language", None)
     table[parts[-1]] = _value(raw.strip(), parts)
     origins[key] = "--set"
     return None
+
+
+def _set_layout(key: str, data: TomlTable, origins: dict[str, str]) -> None:
+    """Remove layouts of numbers of nodes, or their micro-batches, for a `key` that --set gives."""
+    if origins.get("layouts") == "--set":
+        return
+    if key.startswith("layout."):
+        data.pop("layouts", None)
+        origins.pop("layouts", None)
+    elif key == "train.micro_batch_sequences":
+        for entry in data.get("layouts", ()):
+            entry.pop("micro_batch_sequences", None)
 
 
 def _on_quotes(text: str) -> str:

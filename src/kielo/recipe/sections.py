@@ -604,6 +604,19 @@ class Layout(Section):
         return frozenset(self.recompute.split("+")) - {"none"}
 
 
+class LayoutOnNodes(Section):
+    """An entry of [[layouts]]: the whole layout on these numbers of nodes, in place of [layout]."""
+
+    cluster: str
+    """Cluster card of these nodes."""
+    nodes: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Numbers of nodes."""
+    micro_batch_sequences: PositiveInt | None = None
+    """Sequences per forward on one rank. Default: train.micro_batch_sequences."""
+    layout: Layout
+    """Keys of [layout]. A key that is left out has its own default, not the value of [layout]."""
+
+
 class BatchRamp(Section):
     """Steps begin small and grow by equal amounts, evenly over `tokens` (Megatron's --rampup-batch-size)."""
 
@@ -969,6 +982,9 @@ class Recipe(RecipeIdentity):
     """Cluster card: its accelerator's peak, and the machine that plans count with."""
     nodes: tuple[PositiveInt, ...] = ()
     """Numbers of nodes of the cluster that the layout is meant for. Plans use them by default."""
+    layouts: tuple[LayoutOnNodes, ...] = ()
+    """Layouts for some numbers of nodes. A layout by --set, or of a recipe that extends this recipe, removes
+    them."""
     machine: str = ""
     """Card of your own machine for plans, made by `kielo plan calibrate`."""
     corpus: Corpus

@@ -15,6 +15,7 @@ from kielo.models.parameter_shapes import parameters
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.read import run_folder as folder_of_run
 from kielo.recipe.sections import (
@@ -89,7 +90,7 @@ def resolve(
     if text is None:
         text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
-    recipe = with_budget(recipe, text)
+    recipe = on_devices(with_budget(recipe, text), world_size)
     software = software or planned(cluster(recipe.cluster))
     recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
     machine = Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
