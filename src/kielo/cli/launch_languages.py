@@ -103,13 +103,23 @@ def _launch(run: _Launched, plan: JobPlan, is_dry: bool) -> None:
             run.folder, run.state = write_launch(plan), "written"
             return
         with one_launch_at_a_time(plan):
-            refuse_second_chain(plan)
+            if _is_queued(run, plan):
+                return
             check_ready(plan)
             run.folder = write_launch(plan)
             run.ids, run.said = submit(run.folder, plan.site.scheduler)
             run.state = "submitted"
     except KieloError as error:
         run.state, run.said = "refused" if run.folder else "failed", str(error)
+
+
+def _is_queued(run: _Launched, plan: JobPlan) -> bool:
+    try:
+        refuse_second_chain(plan)
+    except KieloError as error:
+        run.state, run.said = "queued", str(error).partition(" Fix: ")[0]
+        return True
+    return False
 
 
 def _print(runs: dict[str, _Launched], is_json: bool) -> None:
@@ -134,7 +144,7 @@ def _print(runs: dict[str, _Launched], is_json: bool) -> None:
     for choice, run in runs.items():
         if run.said:
             print_text(f"{chosen_in(choice)}: {run.said}")
-    if any(run.state not in ("submitted", "written", "trained") for run in runs.values()):
+    if any(run.state not in ("submitted", "written", "trained", "queued") for run in runs.values()):
         print_text("The same command launches the missing runs.")
 
 

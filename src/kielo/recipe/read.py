@@ -145,6 +145,8 @@ def _of_variant(data: TomlTable, origins: dict[str, str], label: str, name: str)
         raise KieloError(f"{CHOICE} = {name}: {label} has {', '.join(names) or 'no variants'}. Fix: {fix}")
     below, own = {key: value for key, value in data.items() if key != VARIANTS}, data[VARIANTS][name]
     _replace_shape(_leaves(own), below, origins)
+    if {"layout", "layouts"} & set(own):
+        below.pop("layouts", None)
     origins |= dict.fromkeys(_leaves(own), f"{label}{_VARIANT}{name}")
     return filled(_overlay(below, own), VARIANT_PLACE, name)
 
