@@ -36,7 +36,7 @@ def check_beside_the_best(run: RunToPlan, nodes: int) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_run_fits_and_is_launched(name, tmp_path, monkeypatch):
-    """On each number of nodes within memory; on the most nodes nearly the best, and launched in that layout."""
+    """On each number of nodes within memory; on the most nodes nearly the best, and launched so."""
     recipe = on_accelerators(name)
     assert recipe.nodes, f"{name} does not say on how many nodes of {recipe.cluster} it is meant to run"
     run = RunToPlan.of_recipe(recipe)

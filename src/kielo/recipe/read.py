@@ -136,7 +136,7 @@ def _too_deep(label: str) -> KieloError:
 
 
 def _of_variant(data: TomlTable, origins: dict[str, str], label: str, name: str) -> TomlTable:
-    """Return the values with those of variant `name` over them; without a name, as they are."""
+    """Return the values with variant `name` over them; without a name, as they are."""
     names = variants_of(data, label)
     if not name:
         return data

@@ -565,8 +565,8 @@ class Layout(Section):
     """Layers of each stage, in the order of the model. Default: split by cost. Only with pipeline of 2 or
     more."""
     replicate: int = Field(1, ge=0)
-    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding). 0: all remaining ranks; only
-    with a shard above 0."""
+    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding). 0: all remaining ranks.
+    0 needs a shard above 0."""
     shard: int = Field(0, ge=0)
     """Ranks that split parameters, gradients and optimiser state. 0: all remaining ranks."""
     context: PositiveInt = 1
