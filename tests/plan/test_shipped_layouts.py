@@ -5,12 +5,13 @@ import pytest
 from kielo.artifact.launch_files import Launch
 from kielo.artifact.stage_json import read_json
 from kielo.cli.main import main
+from kielo.models.parameter_shapes import parameters
 from kielo.plan.choose_layout import own
 from kielo.plan.cost import cost, with_layout
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
-from kielo.recipe.cards import cluster
+from kielo.recipe.cards import accelerator, cluster, clusters
 from kielo.recipe.read import read_recipe
 from tests.shipped import ON_ACCELERATORS, RUNS, on_accelerators
 
@@ -71,6 +72,30 @@ def test_every_shipped_layout_is_nearly_the_best_on_all_nodes_that_it_names(name
         run = RunToPlan.of_recipe(recipe.model_copy(update={"cluster": site}))
         for nodes in sorted(numbers):
             check_beside_the_best(run, nodes)
+
+
+WITHOUT_FP8 = [name for name in ON_ACCELERATORS if name != LONG]
+CLUSTERS = [name for name in clusters() if accelerator(cluster(name).accelerator).device == "cuda"]
+
+
+@pytest.mark.parametrize(
+    ("site", "names"),
+    [(site, ("viking_7b",)) for site in CLUSTERS]
+    + [pytest.param(site, WITHOUT_FP8, marks=pytest.mark.full) for site in CLUSTERS],
+)
+def test_every_cluster_plans_every_recipe_that_fits(site, names):
+    """On few or many of its nodes. What does not run there is too large for all of them."""
+    for name in names:
+        run = RunToPlan.of_recipe(on_accelerators(name).model_copy(update={"cluster": site}))
+        most = run.site.nodes
+        counts = [number for number in (4, 16, 64) if number < most] or [most]
+        found = search(run, counts)
+        fits = [ranked for ranked in found.ranked.values() if ranked]
+        if not fits:
+            state = 16 * parameters(run.model)  # bytes of weights, gradients and Adam's moments
+            assert state > 0.8 * counts[-1] * run.site.devices_per_node * run.usable_bytes, (site, name)
+        for ranked in fits:
+            assert ranked[0].fits and 0 < ranked[0].mfu < 0.8 and cost(ranked[0]).device_hours > 0
 
 
 def test_a_recipe_of_one_machine_names_no_nodes():

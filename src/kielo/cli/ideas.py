@@ -6,7 +6,7 @@ from typing import Any
 from kielo.cli.flags import VerbParser, takes_recipe
 from kielo.plan.idea import with_usual_training
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe
+from kielo.recipe.read import NOT_GIVEN, read_recipe
 from kielo.recipe.sections import Recipe
 
 # Values that no plan needs, for a recipe without them.
@@ -36,4 +36,5 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple[Recipe, 
         raise KieloError(
             "no recipe and no size. Fix: a recipe (see `kielo recipes`), or --params 3B --cluster lumi_g"
         )
-    return with_usual_training(read_recipe(options.recipe, sets, STAND_INS).recipe)
+    read = read_recipe(options.recipe, sets, STAND_INS)
+    return with_usual_training(read.recipe, NOT_GIVEN in read.origins.values())
