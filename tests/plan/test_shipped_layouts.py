@@ -2,7 +2,7 @@
 
 import pytest
 
-from kielo.artifact.launch_files import Launch
+from kielo.artifact.launch_files import Ladder, Launch
 from kielo.artifact.stage_json import read_json
 from kielo.cli.main import main
 from kielo.models.parameter_shapes import parameters
@@ -58,6 +58,16 @@ def test_every_shipped_run_fits_and_is_launched(name, tmp_path, monkeypatch):
     assert launched.nodes == max(recipe.nodes) and launched.forecast.tokens_per_second > 0
     assert read_recipe(folder / "recipe.toml").recipe.name == recipe.name
     assert site != recipe.cluster or launched.forecast.layout == mine.name
+
+
+def test_strong_scaling_of_the_140b_is_a_ladder(tmp_path, monkeypatch):
+    """From the fewest nodes to the most that were published: three layouts each, at the same 768 sequences."""
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "lumi_140b_scaling", "--ladder", "48,768", "--dry-run"]
+    assert main([*words, "--account", "project_462000000"]) == 0
+    ladder = read_json(tmp_path / "runs/lumi_140b_scaling/launch/ladder_lumi_g", Ladder)
+    assert [rung.nodes for rung in ladder.rungs] == [48] * 3 + [768] * 3
+    assert ladder.tokens_per_step == 768 * 5120 and all(rung.planned for rung in ladder.rungs)
 
 
 @pytest.mark.full
