@@ -13,8 +13,8 @@ KEPT = (
     "personalen då sorterar böcker.",
 )
 DROPPED = {
-    "another language": "I går aftes gik vi langs stranden, og børnene ville ikke hjem, selv om det var mørkt, "
-    "og vi havde lovet deres mor at være tidligt hjemme.",
+    "another language": "I går aftes gik vi langs stranden, og børnene ville ikke hjem, selv om det var "
+    "mørkt, og vi havde lovet deres mor at være tidligt hjemme.",
     "letters of another script": "Den ryska författaren Лев Толстой skrev romanen Krig och fred, som handlar "
     "om Napoleons fälttåg och om flera adliga familjer i Moskva.",
     "a duplicate": KEPT[0],

@@ -61,7 +61,7 @@ def test_every_shipped_run_fits_and_is_launched(name, tmp_path, monkeypatch):
 
 
 def test_strong_scaling_of_the_140b_is_a_ladder(tmp_path, monkeypatch):
-    """From the fewest nodes to the most that were published: three layouts each, at the same 768 sequences."""
+    """On the fewest and the most published nodes: three layouts each, at the same 768 sequences."""
     monkeypatch.chdir(tmp_path)
     words = ["launch", "lumi_140b_scaling", "--ladder", "48,768", "--dry-run"]
     assert main([*words, "--account", "project_462000000"]) == 0
