@@ -37,6 +37,10 @@ extends it, or `--set`, removes the condition.
 `languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each language. In
 every text `{language}` is the code of the run's language, even if a recipe has only one. A source whose own
 language is in the list belongs to that language's run alone.
+
+`[variants.NAME]` is a run for each NAME, such as sizes of a model: its values replace the recipe's key by key, and in every
+text `{variant}` is the name. `--set variant=NAME` chooses a run. A variant of a shipped recipe also has a name of its own,
+`RECIPE_NAME`: `fingpt_13b`. `kielo run`, `plan`, `launch`, `status` and `cancel` take languages or variants as a whole.
 """
 
 

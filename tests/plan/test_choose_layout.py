@@ -68,8 +68,9 @@ def test_a_node_needs_a_sequence_for_each_group_of_tensor_ranks(heads, kv_heads,
 
 
 def test_a_number_of_nodes_nearby_that_divides_is_named() -> None:
-    """2,978 nodes of LUMI are 2 × 1,489: no pipeline of up to 16 ranks leaves 1,024 replicas or fewer. 2,977 are
-    13 × 229, whose replicas have four sequences for 13 ranks. 2,976 are 6 × 496.
+    """2,978 nodes of LUMI are 2 × 1,489: no pipeline of up to 16 ranks leaves 1,024 replicas or fewer.
+
+    2,977 are 13 × 229, whose replicas have four sequences for 13 ranks. 2,976 are 6 × 496.
     """
     large = read_recipe("lumi_140b_scaling", ["train.tokens_per_step=5_242_880"]).recipe
     of = RunToPlan.of_recipe(large)

@@ -165,7 +165,7 @@ def test_the_schema_knows_every_key():
     `languages` for `language`."""
     schema = json_schema()
     json.dumps(schema)
-    assert set(schema["properties"]) == set(Recipe.model_fields) | {"extends", "languages"}
+    assert set(schema["properties"]) == set(Recipe.model_fields) | {"extends", "languages", "variants"}
     assert (
         schema["additionalProperties"] is False
         and "tokens_per_step" in schema["$defs"]["Train"]["properties"]

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.launch_languages import launch_languages
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.job_paths import job_paths
@@ -32,7 +33,7 @@ from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
 from kielo.launch.schedulers import clock
 from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe
+from kielo.recipe.read import read_recipe, recipe_choices
 from kielo.recipe.sections import Recipe
 
 
@@ -43,6 +44,7 @@ def launch_flags(parser: VerbParser) -> None:
         "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
         "kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8",
         "kielo launch my_recipe.toml --account project_462000000 --pack 16",
+        "kielo launch seventy_five_berts --account project_462000000 --dry-run",
     )
     takes_recipe(parser)
     parser.takes("""
@@ -70,8 +72,7 @@ def launch_flags(parser: VerbParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    given = [f"cluster={options.cluster}"] if options.cluster else []
-    recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
+    sets = [*options.sets, *([f"cluster={options.cluster}"] if options.cluster else [])]
     for flag, number in (("--jobs", options.jobs), ("--grace", options.grace)):
         if number is not None and number < 1:
             raise KieloError(f"{flag} {number}: give 1 or more")
@@ -90,6 +91,9 @@ def launch(options: argparse.Namespace) -> int:
         venv=options.venv,
         site=options.site,
     )
+    if choices := recipe_choices(options.recipe, sets):
+        return launch_languages(options, sets, choices, wishes)
+    recipe = read_recipe(options.recipe, sets).recipe
     if options.pack is not None:
         return _pack(recipe, wishes, options)
     if options.ladder is not None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from kielo.artifact.launch_files import Ladder
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import VerbParser, examples
-from kielo.cli.run_languages import print_states
+from kielo.cli.run_languages import chosen_in, folders_of, print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.ladder import read_ladder
-from kielo.launch.launch_folder import PACK_FILE
+from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_FILE
 from kielo.launch.pack_jobs import pack_status
 from kielo.launch.schedulers import end_jobs
 from kielo.launch.status import Status
 from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import recipe_languages, shipped_recipes
+from kielo.recipe.read import is_shipped, recipe_choices
 from kielo.stages import late
 
 
@@ -30,7 +30,8 @@ def status_flags(parser: VerbParser) -> None:
         "kielo status seventy_five_berts",
     )
     parser.takes("""
-        RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages
+        RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages or
+                variants
         --json  print JSON
     """)
 
@@ -40,7 +41,7 @@ def status(options: argparse.Namespace) -> None:
         return _ladder(Path(options.run), options.json)
     if (Path(options.run) / PACK_FILE).is_file():
         return _pack(Path(options.run), options.json)
-    if _is_of_languages(options.run):
+    if _is_of_several(options.run):
         return print_states(options.run, options.json)
     found = status_of(Path(options.run))
     rows, (file, lines) = _rows(found), found.last_words or (None, [])
@@ -53,9 +54,9 @@ def status(options: argparse.Namespace) -> None:
         print("\n".join([f"the end of {file}:", *(f"  {line}" for line in lines)]))
 
 
-def _is_of_languages(reference: str) -> bool:
-    is_recipe = Path(reference).is_file() or reference in shipped_recipes()
-    return is_recipe and bool(recipe_languages(reference))
+def _is_of_several(reference: str) -> bool:
+    is_recipe = Path(reference).is_file() or is_shipped(reference)
+    return is_recipe and bool(recipe_choices(reference))
 
 
 def _ladder(folder: Path, is_json: bool) -> None:
@@ -89,26 +90,40 @@ def _pack(folder: Path, is_json: bool) -> None:
 
 
 def cancel_flags(parser: VerbParser) -> None:
-    examples(parser, "kielo cancel runs/poro_34b")
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    examples(parser, "kielo cancel runs/poro_34b", "kielo cancel seventy_five_berts")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, or a recipe of several languages or variants"
+    )
     parser.add_argument("--now", action="store_true", help="end the running job at once, without a save")
 
 
 def cancel(options: argparse.Namespace) -> None:
-    found = status_of(Path(options.run))
+    if not _is_of_several(options.run):
+        return _cancel(Path(options.run), options.now)
+    folders = folders_of(options.run, (), recipe_choices(options.run))
+    launched = {choice: folder for choice, folder in folders.items() if (folder / LAUNCH_FOLDER).is_dir()}
+    if not launched:
+        raise KieloError(f"{options.run}: none of its {len(folders)} runs was launched")
+    for choice, folder in launched.items():
+        print_text(f"{chosen_in(choice)}:")
+        _cancel(folder, options.now)
+
+
+def _cancel(run: Path, is_now: bool) -> None:
+    found = status_of(run)
     if found.jobs is None:
         raise KieloError(
             f"nothing is cancelled: {found.no_answer.partition('. Fix: ')[0]}. Fix: touch "
-            f"{Path(options.run) / 'triggers' / 'stop'}, so that the run saves and stops"
+            f"{run / 'triggers' / 'stop'}, so that the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
     if not stopped.exists():
         write_text_atomically(stopped, "cancelled by kielo cancel\n")
-    end_jobs(found.launch.scheduler, found.jobs, options.now)
+    end_jobs(found.launch.scheduler, found.jobs, is_now)
     if not found.jobs:
         print_text("no job of this run is waiting or running")
         return
-    saving = "" if options.now or not found.is_running else "; the running job saves and stops"
+    saving = "" if is_now or not found.is_running else "; the running job saves and stops"
     print_text(f"cancelled {', '.join(found.jobs)}{saving}; to continue the chain, remove {stopped}")
 
 

@@ -16,6 +16,8 @@ from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.plan_budget import plan_budget
+from kielo.cli.plan_variants import plan_variants
+from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.batch_sizes import batch_sizes, laws_of
 from kielo.plan.calibrate import measure, write_machine
@@ -34,7 +36,7 @@ from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.places import place
-from kielo.recipe.read import read_recipe, recipe_languages, run_folder
+from kielo.recipe.read import read_recipe, recipe_choices, run_folder
 from kielo.resolve.resolve import resolve as resolved_run
 from kielo.resolve.resolved import write
 from kielo.resolve.shares import uneven_steps
@@ -155,7 +157,13 @@ def plan(options: argparse.Namespace) -> int:
         return plan_budget(options)
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
-    codes = _first_of_several(options)
+    choices = recipe_choices(options.recipe, options.sets) if options.recipe else ()
+    if choices and kind_of(choices) == "variants":
+        if options.batch:
+            raise KieloError(f"--batch is about one run. Fix: --set {choices[0]}")
+        return plan_variants(options, {choice: _run_and_nodes(options, choice) for choice in choices})
+    codes = tuple(map(chosen_in, choices))  # of several languages, which the first stands for
+    options.sets = [*options.sets, *choices[:1]]
     run, nodes = _run_and_nodes(options)
     if options.batch:
         return _plan_batch(run, nodes, options.json)
@@ -229,13 +237,6 @@ def _plan_batch(run: RunToPlan, nodes: list[int], is_json: bool) -> int:
         "text and of models trained from scratch. A larger batch also needs another learning rate."
     )
     return 0
-
-
-def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Choose the first language of a recipe of several languages. Return all codes, () for one language."""
-    codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
-    options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
-    return codes
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -331,7 +332,9 @@ def resolve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
+def _run_and_nodes(options: argparse.Namespace, *choice: str) -> tuple[RunToPlan, list[int]]:
+    """Return the run of the options, or of one of the recipe's variants, and the numbers of nodes."""
+    options = argparse.Namespace(**{**vars(options), "sets": [*options.sets, *choice]})
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)

@@ -564,8 +564,9 @@ class Layout(Section):
     pipeline_layers: tuple[int, ...] | None = None
     """Layers of each stage, in the order of the model. Default: split by cost. Only with pipeline of 2 or
     more."""
-    replicate: PositiveInt = 1
-    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding)."""
+    replicate: int = Field(1, ge=0)
+    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding). 0: all remaining ranks.
+    0 needs a shard above 0."""
     shard: int = Field(0, ge=0)
     """Ranks that split parameters, gradients and optimiser state. 0: all remaining ranks."""
     context: PositiveInt = 1

@@ -84,18 +84,18 @@ def resolve(
     software of a plan for the recipe's cluster. Raise KieloError for missing stages, for text that another
     recipe made, and with every impossible number.
     """
-    run_folder = Path(run_folder)
+    run_folder, is_imagined = Path(run_folder), text is not None
     if not 1 <= world_size <= _MOST_RANKS:
         raise KieloError(f"--ranks {world_size} does not fit. Fix: 1 to {_MOST_RANKS:,}")
     if text is None:
         text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
-    recipe = on_devices(with_budget(recipe, text), world_size)
+    recipe = _with_replicas(on_devices(with_budget(recipe, text), world_size), world_size)
     software = software or planned(cluster(recipe.cluster))
     recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
     machine = Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     asked = full_phases(recipe)
-    model = complete_model(recipe, asked, text.vocabulary_size)
+    model = complete_model(recipe, asked, text.vocabulary_size, is_imagined)
     case = Case(recipe, model, machine, asked, text.vocabulary_size)
     found = complaints(case, (*MACHINE_RULES, *MODEL_RULES, *LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
@@ -143,7 +143,7 @@ def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:
     By default `text` is as much as the recipe asks for.
     """
     text = text or imagined_text(recipe)
-    model = complete_model(recipe, full_phases(recipe), text.vocabulary_size)
+    model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, is_imagined=True)
     machine = Machine(software=planned(cluster(recipe.cluster)))
     case = Case.of(recipe, model, machine, text.vocabulary_size)
     refuse(recipe, complaints(case, MODEL_RULES))
@@ -278,6 +278,16 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
             f"{lines}\n{way} to the old values, give the recipe another name or folder, or move this folder "
             "away to start again"
         )
+
+
+def _with_replicas(recipe: Recipe, world_size: int) -> Recipe:
+    """Return the recipe with the number of copies that replicate = 0 asks for."""
+    layout = recipe.layout
+    if layout.replicate:
+        return recipe
+    group = layout.pipeline * layout.context * layout.tensor * max(1, layout.shard)
+    copies = max(1, world_size // group) if layout.shard else 1
+    return recipe.model_copy(update={"layout": layout.model_copy(update={"replicate": copies})})
 
 
 def _with_axes(layout: Layout, world_size: int) -> Layout:
