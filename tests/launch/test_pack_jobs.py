@@ -105,7 +105,7 @@ def test_packing_is_billed_as_its_nodes_are(flags, queue, bill, tmp_path, monkey
     told = capsys.readouterr().out
     assert f"05:00:00 in {queue}\n" in told and bill in told and "devices" not in told
     job = next(tmp_path.glob("runs/norwegian_7b/launch/*/job.sh")).read_text()
-    assert ("--gpus-per-node=8" in job) == (queue == "small-g")
+    assert ("#SBATCH --gpus-per-node=8" in job) == (queue == "small-g")
 
 
 def test_cards_without_cpu_nodes_say_so(tmp_path, monkeypatch, capsys) -> None:

@@ -41,5 +41,10 @@ def test_a_larger_batch_trades_tokens_for_speed(capsys):
     assert by_size[2 * 4_194_304]["speed"] > 1
     assert main(words) == 0
     table = capsys.readouterr().out
-    assert "4,194,304 *" in table and "Critical batch" in table and "learning rate" in table
+    rows = [line.split("\t") for line in table.splitlines() if line[0].isdigit()]
+    own_row, larger = next(row for row in rows if row[0] == "4,194,304 *"), rows[-1]
+    assert own_row[3:6] == ["+0%"] * 3 and len(own_row) == len(larger) == 8
+    share = by_size[int(larger[0].replace(",", ""))]["tokens"]["Kaplan et al. 2020"]
+    assert larger[4] == f"{share - 1:+.0%}"
+    assert "Critical batch" in table and "learning rate" in table
     assert main(["plan", "norwegian_7b", "--nodes", "4,8", "--batch"]) == 1

@@ -66,22 +66,21 @@ def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -
 
 def batch_rows(run: RunToPlan, nodes: int, found: Sequence[BatchSize], both: Sequence[Law]) -> Table:
     """Return a row for each number of tokens a step. Days: to the same loss, by each law."""
-    titles = ("tokens a step", "layout", "tokens/s", "speed")
-    titles += tuple(f"tokens, {law.name.split()[0]}" for law in both)
-    titles += tuple(f"days, {law.name.split()[0]}" for law in both)
-    rows = []
+    authors = [law.name.split()[0] for law in both]
+    more = *(f"tokens, {name}" for name in authors), *(f"days, {name}" for name in authors)
+    titles = ("tokens a step", "layout", "tokens/s", "speed", *more)
+    rows: list[tuple[Any, ...]] = []
     for one in found:
-        more = [f"{share - 1:+.0%}" for share in one.tokens]
+        shares = [f"{share - 1:+.0%}" for share in one.tokens]
         mark = " *" if one.tokens_per_step == run.phase.tokens_per_step else ""
         head = f"{one.tokens_per_step:,}{mark}"
         if one.planned is None:
-            rows.append((head, f"none on {nodes} nodes", "", "", *more, "", ""))
+            rows.append((head, f"none on {nodes} nodes", "", "", *shares, "", ""))
             continue
         days = cost_of(one.planned).days
         speed = f"{one.planned.tokens_per_second:,.0f}", f"{one.speed - 1:+.0%}"
-        rows.append(
-            (head, one.planned.name, *speed, *more, *(f"{days * share:,.1f}" for share in one.tokens))
-        )
+        to_same_loss = [f"{days * share:,.1f}" for share in one.tokens]
+        rows.append((head, one.planned.name, *speed, *shares, *to_same_loss))
     return titles, rows
 
 

@@ -286,8 +286,10 @@ def starts(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
     """
     asked = SCHEDULERS[scheduler]
     _refuse_without(asked.starts, scheduler)
-    done = _run([*asked.starts, ",".join(ids)], ESTIMATE_SECONDS) if ids else None
-    rows = [line.split() for line in done.stdout.splitlines()] if done else []
+    done = _run([*asked.starts, ",".join(ids)], ESTIMATE_SECONDS)
+    if done.returncode:
+        raise NoAnswer(f"{asked.starts[0]} failed ({' '.join(done.stderr.split())[:200]})")
+    rows = [line.split() for line in done.stdout.splitlines()]
     return {row[0]: row[1] for row in rows if len(row) == 2 and _TIME.fullmatch(row[1])}
 
 

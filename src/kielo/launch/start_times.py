@@ -40,7 +40,7 @@ class Starts:
 def starts_of(plan: JobPlan, sizes: Sequence[int]) -> Starts:
     """Ask for the plan's number of nodes and for `sizes`, in each queue of the card that gives them.
 
-    A queue that the scheduler refuses is told. An unanswered question ends the questions.
+    The answer has refused queues too. An unanswered question ends the questions.
     """
     found: list[Start] = []
     try:

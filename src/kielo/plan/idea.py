@@ -15,7 +15,7 @@ _STEPS = [(1.25e8, 2**19, 6e-4), (3.5e8, 2**19, 3e-4), (7.6e8, 2**19, 2.5e-4), (
 _STEPS += [(2.7e9, 2**20, 1.6e-4), (6.7e9, 2**21, 1.2e-4), (1.3e10, 2**21, 1e-4), (1.75e11, 2**22, 6e-5)]
 # (parameters up to, tokens in the vocabulary, tokens of a sequence): from small shipped recipes to Llama 3's.
 _TEXT = ((3e7, 8192, 512), (3e8, 32_000, 1024), (1.2e9, 65_536, 2048), (float("inf"), 131_072, 4096))
-# (section, key, words) of what can be filled, in the order in which it is told.
+# (section, key, words) of what can be filled, in the order of the message.
 _TOLD = (
     ("train", "tokens", f"train.tokens = {{:_}} ({TOKENS_PER_PARAMETER} a parameter)"),
     ("train", "tokens_per_step", "tokens_per_step = {:_}"),

@@ -108,7 +108,7 @@ class Partition(Section):
 
 
 class CpuNodes(Section):
-    """A site's nodes without devices, for jobs that need none. What is left out is as in [jobs]."""
+    """A site's nodes without devices, for jobs that need none. `account` is by default as in [jobs]."""
 
     partitions: tuple[Partition, ...] = Field(min_length=1)
     """Queues, the usual queue first."""
