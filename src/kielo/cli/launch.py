@@ -31,6 +31,7 @@ from kielo.launch.launch_folder import (
 )
 from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
 from kielo.launch.schedulers import clock
+from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, recipe_choices
 from kielo.recipe.sections import Recipe
@@ -107,13 +108,14 @@ def launch(options: argparse.Namespace) -> int:
             check_ready(plan)
             folder = write_launch(plan)
             ids, answer = submit(folder, plan.site.scheduler)
-    paths = _paths([plan])
+    paths, starts = _paths([plan]), starts_of(plan, recipe.nodes) if options.dry_run else None
     if options.json:
         outcome = {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
-        print_json(launch_of(plan).content() | outcome)
+        print_json(launch_of(plan).content() | outcome | ({"starts": asdict(starts)} if starts else {}))
         return 0
-    print_table(("", ""), _rows(plan))
-    if options.dry_run:
+    print_table(("", ""), _rows(plan) if starts is None else [*_rows(plan), ("start", starts.in_words())])
+    if starts is not None:
+        _show_starts(starts)
         _show_paths(paths)
     print_text(f"wrote {folder}")
     if said := network_needed(plan):
@@ -155,6 +157,7 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
                 f"a node of {plan.site.name} each, {workers} workers, at most {clock(plan.wall_seconds)} in "
                 f"{queue}",
             ),
+            *_billed(plan, options.pack + 1),
         ],
     )
     if options.dry_run:
@@ -162,6 +165,17 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     print_text(f"wrote {folder}; kielo status {folder} counts the finished parts")
     _report_jobs(folder, ids, answer, "to submit")
     return 0
+
+
+def _billed(plan: JobPlan, jobs: int) -> list[tuple[str, str]]:
+    """Return a row on the bill of jobs that pack, if the card has its rate, and on nodes with devices."""
+    rate, rows = plan.site.billed_per_node_hour, []
+    if rate is not None:
+        most = jobs * plan.wall_seconds / 3600 * rate
+        rows = [("billed", f"at most {most:,.0f} {plan.site.billing_unit}")]
+    if plan.jobs_of_site.cpu is None:
+        rows.append(("nodes", f"with devices: the card of {plan.site.name} has no [jobs.cpu]"))
+    return rows
 
 
 def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> None:
@@ -227,6 +241,16 @@ def _submitted(
 def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
     """Return the paths that the jobs read and write, each with its use and reason."""
     return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
+
+
+def _show_starts(starts: Starts) -> None:
+    """Print a table of queues and sizes, if there are several."""
+    if len(starts.known) > 1 and any(one.at for one in starts.known):
+        rows = [
+            (one.partition, one.nodes, f"{one.hours:g}", one.at.replace("T", " ") or one.why)
+            for one in starts.known
+        ]
+        print_table(("queue", "nodes", "hours", "a job would start"), rows)
 
 
 def _show_paths(paths: Sequence[dict[str, str]]) -> None:

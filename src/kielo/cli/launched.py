@@ -133,6 +133,9 @@ def _rows(found: Status) -> list[tuple[str, str]]:
         ("run", f"{launch.job_name}, on {launch.nodes} nodes of {launch.cluster}, {launch.devices} ranks"),
         ("jobs", _jobs(found)),
     ]
+    if found.starts or found.no_start:
+        told = [f"{job} about {at.replace('T', ' ')}" for job, at in found.starts.items()]
+        rows.append(("starts", "; ".join(told) or f"not known: {found.no_start}"))
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
         without = "none: no label counts" if last.has_no_label else "not finite"

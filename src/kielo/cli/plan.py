@@ -19,6 +19,7 @@ from kielo.cli.plan_budget import plan_budget
 from kielo.cli.plan_variants import plan_variants
 from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.plan.batch_sizes import batch_sizes, laws_of
 from kielo.plan.calibrate import measure, write_machine
 from kielo.plan.choose_layout import different_axes, named, nothing_runs, own
 from kielo.plan.compare import compare as compared_rows
@@ -74,6 +75,8 @@ def plan_flags(parser: VerbParser) -> None:
         --top K:int         list K layouts for each number of nodes
         --all               as --wide, with every other layout
         --plot DIR          draw the scaling into this folder, as SVG
+        --batch             in place of layouts: smaller and larger steps, with their speed by the plan and
+                            the tokens that they cost by two published laws
         --failures [RATE=]  rate of failures: llama3 or another published rate, or failures of a device in
                             1,000 days; default: the cluster card's rate, or llama3
     """)
@@ -156,10 +159,14 @@ def plan(options: argparse.Namespace) -> int:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
     choices = recipe_choices(options.recipe, options.sets) if options.recipe else ()
     if choices and kind_of(choices) == "variants":
+        if options.batch:
+            raise KieloError(f"--batch is about one run. Fix: --set {choices[0]}")
         return plan_variants(options, {choice: _run_and_nodes(options, choice) for choice in choices})
     codes = tuple(map(chosen_in, choices))  # of several languages, which the first stands for
     options.sets = [*options.sets, *choices[:1]]
     run, nodes = _run_and_nodes(options)
+    if options.batch:
+        return _plan_batch(run, nodes, options.json)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
     if not any(found.ranked.values()):
@@ -202,6 +209,33 @@ def plan(options: argparse.Namespace) -> int:
         print_table(*tables.languages_rows(run, of_all))
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
+    return 0
+
+
+def _plan_batch(run: RunToPlan, nodes: list[int], is_json: bool) -> int:
+    if len(nodes) != 1:
+        raise KieloError("--batch is about one number of nodes. Fix: --nodes 16")
+    (both, loss), found = laws_of(run), batch_sizes(run, nodes[0])
+    if is_json:
+        names = [law.name for law in both]
+        rows = [
+            {
+                "tokens_per_step": one.tokens_per_step,
+                "layout": one.planned and one.planned.name,
+                "speed": one.speed,
+                "tokens": dict(zip(names, one.tokens, strict=True)),
+            }
+            for one in found
+        ]
+        print_json({"batches": rows, "critical": {law.name: law.critical for law in both}, "loss": loss})
+        return 0
+    print_table(*tables.batch_rows(run, nodes[0], found, both))
+    critical = " and ".join(f"{law.critical / 1e6:,.1f} million by {law.name}" for law in both)
+    print_text(
+        f"More tokens, for the same loss as steps of {run.phase.tokens_per_step:,}. Critical batch: "
+        f"{critical} (at {loss:.2f} nats a token, expected by Chinchilla's law). Both laws are of English "
+        "text and of models trained from scratch. A larger batch also needs another learning rate."
+    )
     return 0
 
 

@@ -114,9 +114,11 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
     return JobPlan(*place, wall, grace, silence, chain, forecast, no_forecast, site_folder, made)
 
 
-def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partition, int, float]:
+def check_request(
+    recipe: Recipe, wishes: Wishes, site: Cluster | None = None
+) -> tuple[Cluster, Jobs, Partition, int, float]:
     """Return the site, its table of jobs, the queue, nodes and hours. Refuse what the site does not have."""
-    site = cluster(recipe.cluster)
+    site = site or cluster(recipe.cluster)
     of_site = jobs_of(site)
     nodes = _nodes(wishes.nodes, recipe, site)
     partition = _partition(wishes.partition, nodes + wishes.spares, of_site, site)
