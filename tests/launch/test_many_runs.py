@@ -91,6 +91,7 @@ def test_a_recipe_that_no_language_can_launch_is_one_line(site: Site, capsys) ->
     assert not Path("runs").exists()
 
 
+@pytest.mark.full
 def test_one_command_writes_the_jobs_of_75_languages(tmp_path: Path, monkeypatch, capsys) -> None:
     """HPLT's encoders on LUMI: a folder of scripts each, within the hours that were published, 57,600."""
     monkeypatch.chdir(tmp_path)
