@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 
 from kielo.recipe.schema import json_schema
-from kielo.recipe.sections import BatchRamp, Phase, Recipe, Section, TrainSchedule
+from kielo.recipe.sections import BatchRamp, Layout, LayoutOnNodes, Phase, Recipe, Section, TrainSchedule
 from kielo.resolve.resolved import Identity, Placement
 
 PAGE = Path(__file__).resolve().parent / "recipe.md"
@@ -37,14 +37,24 @@ extends it, or `--set`, removes the condition.
 `languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each language. In
 every text `{language}` is the code of the run's language, even if a recipe has only one. A source whose own
 language is in the list belongs to that language's run alone.
+
+`[variants.NAME]` is a run for each NAME, such as sizes of a model: its values replace the recipe's key by
+key, and in every text `{variant}` is the name. `--set variant=NAME` chooses a run. A variant of a shipped
+recipe also has a name of its own, `RECIPE_NAME`: `fingpt_13b`. `kielo run`, `plan`, `launch`, `status` and
+`cancel` take languages or variants as a whole.
 """
 
 
 # Keys whose class has several kinds, or none: what `resolve` makes of them.
 OTHERS = {
     "Recipe": {"folder": "placement", "cluster": "placement", "machine": "placement"},
+    "LayoutOnNodes": dict.fromkeys(("cluster", "nodes", "micro_batch_sequences", "layout"), "placement"),
     "Dataset": {"sequence_length": "schedule", "mixture": "schedule", "max_epochs": "schedule"},
 }
+
+
+# Sections inside another section that have their table elsewhere.
+REPEATED: dict[type[Section], tuple[type[Section], ...]] = {LayoutOnNodes: (Layout,)}
 
 
 class Kinds(NamedTuple):
@@ -81,7 +91,7 @@ def page() -> str:
             f"| `{name}` | {_type(table.schema['properties'][name], schema)} | {_default(name, table)} "
             f"| {kinds.of(table.section, name)} | {_cell(info.description or '')} |"
             for name, info in table.section.model_fields.items()
-            if not _section(info.annotation)
+            if _section(info.annotation) in (None, *REPEATED.get(table.section, ()))
         ]
         if rows:
             head = ["| key | type | default | becomes | meaning |", "|---|---|---|---|---|"]
@@ -104,7 +114,7 @@ def _tables(path: str, section: type[Section], schema: dict, classes: dict) -> I
     yield Table(head, section, schema)
     for key, info in section.model_fields.items():
         inner = _section(info.annotation)
-        if inner:
+        if inner and inner not in REPEATED.get(section, ()):
             one = f"{name}.{key}" if name else key
             several = "[]" if inner is not info.annotation and _is_list(schema["properties"][key]) else ""
             yield from _tables(one + several, inner, classes[inner.__name__], classes)

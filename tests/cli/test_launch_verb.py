@@ -13,6 +13,7 @@ from kielo.cli.main import main
 from kielo.launch.decide import Attempt
 from kielo.launch.job_paths import JobPath
 from kielo.launch.job_plan import Wishes
+from kielo.launch.start_times import Starts
 from kielo.launch.status import Status
 from kielo.recipe.errors import KieloError
 from tests.launch.hand_made import forecast, plan, site
@@ -39,6 +40,7 @@ class Launching:
             "check_ready": self._step("check"),
             "network_needed": lambda of: self.note,
             "job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
+            "starts_of": lambda of, sizes: Starts([], "nobody knows"),
             "one_launch_at_a_time": lambda of: nullcontext(),
             "refuse_without_scheduler": self._step("scheduler"),
             "refuse_second_chain": self._step("second chain"),
@@ -111,7 +113,8 @@ def test_a_chain_is_checked_written_and_submitted(launching, capsys) -> None:
 def test_a_dry_run_is_written_and_not_submitted(launching, capsys) -> None:
     end = "nothing is submitted; on a login node of here: bash runs/mine/launch/0001/submit.sh\n"
     *rows, wrote = ROWS.splitlines(keepends=True)
-    assert said(capsys, *HERE, "--dry-run") == "".join(rows) + PATHS.format(False) + wrote + end
+    start = "start\tnot known: nobody knows\n"
+    assert said(capsys, *HERE, "--dry-run") == "".join(rows) + start + PATHS.format(False) + wrote + end
     assert launching.done == ["write"]
     assert json.loads(said(capsys, *HERE, "--dry-run", "--json"))["submitted"] == []
 
@@ -149,6 +152,7 @@ def test_jobs_that_pack_are_submitted(launching, capsys) -> None:
     text = (
         "text\tof own_text, in 16 shares and a join\n"
         f"jobs\ta node of here each, {workers} workers, at most 02:03:04 in usual\n"
+        "nodes\twith devices: the card of here has no [jobs.cpu]\n"
         "wrote runs/mine/launch/pack_0001; kielo status runs/mine/launch/pack_0001 counts the finished "
         "parts\n"
     )

@@ -11,9 +11,10 @@ import zstandard
 from kielo.artifact.manifest import read_manifest
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.dataset.pack import pack
-from kielo.recipe.read import read_first_language, shipped_recipes
+from kielo.recipe.read import read_first_language
 from kielo.recipe.several_languages import languages_of
 from kielo.tokenizer.train import train_tokenizer
+from tests.shipped import RUNS
 
 # One long sentence of each language, of our own.
 SENTENCES = {
@@ -66,7 +67,7 @@ EVERY_TIME = ("poro_34b", "viking_7b")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in EVERY_TIME else pytest.mark.full) for name in shipped_recipes()],
+    [pytest.param(name, marks=[] if name in EVERY_TIME else pytest.mark.full) for name in RUNS],
 )
 def test_data_stages_on_toy_text(name, tmp_path):
     """Corpus, tokenizer and pack end well, and each source keeps at least 0.97 of its documents."""

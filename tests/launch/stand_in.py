@@ -43,14 +43,19 @@ class Site:
         runs: bool = False,
         lost: tuple[str, ...] = (),
         first: int = 101,
+        starts: dict[str, str] | None = None,
         **facts: str,
     ) -> "Site":
-        """facts: what the site's own rules make of each job, whatever was asked for."""
+        """starts: queue → time at which a job would start there, or "never" for no answer.
+
+        facts: what the site's own rules make of each job, whatever was asked for.
+        """
         folder.mkdir()
         for name in COMMANDS:
             (folder / name).write_text(f'#!/bin/bash\nexec "{sys.executable}" "{__file__}" "$0" "$@"\n')
             (folder / name).chmod(0o755)
         site = {"manner": manner, "runs": runs, "lost": lost, "first": first, "facts": facts}
+        site["starts"] = starts or {}
         (folder / "site.json").write_text(json.dumps(site))
         return cls(folder)
 
@@ -65,6 +70,21 @@ class Site:
         file.write_text(json.dumps(json.loads(file.read_text()) | facts))
 
 
+def _test_only(site: dict[str, Any], words: list[str]) -> int:
+    """As sbatch 23.11: on the error output, with a job's number that is never given out."""
+    asked = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+    queue = asked.get("qos") or asked.get("partition")
+    if queue not in site["starts"]:
+        print("allocation failure: Invalid partition name specified", file=sys.stderr)
+        return 1
+    start = site["starts"][queue]
+    if start == "never":
+        time.sleep(60)
+    told = f"to start at {start} using 8 processors on nodes n1 in partition {queue}"
+    print(f"sbatch: Job 999 {told}", file=sys.stderr)
+    return 0
+
+
 def _main(command: Path, words: list[str]) -> int:
     site = json.loads((command.parent / "site.json").read_text())
     if site["manner"] == "slow":
@@ -76,6 +96,13 @@ def _main(command: Path, words: list[str]) -> int:
         print("TyöId=", " ".join(f"Tila{number}=KÄYNNISSÄ" for number in range(3)))
         return 0
     jobs = Site(command.parent).jobs()
+    if command.name == "sbatch" and "--test-only" in words:
+        return _test_only(site, words)
+    if command.name == "squeue" and "--start" in words:
+        for job, facts in jobs.items():
+            if facts["JobState"] == "PENDING":
+                print(job, site["starts"].get(facts["Partition"], "N/A"))
+        return 0
     if command.name == "sbatch":
         return _submit(command.parent, site, words)
     if command.name == "squeue":

@@ -83,8 +83,36 @@ def test_bash_and_the_scheduler_read_the_scripts(site, written) -> None:
     node = {"lumi_g": "#SBATCH --nodes=1", "abci3": "#PBS -l select=1", "tsubame4": "#$ -l node_f=1"}[site]
     assert node in request
     if site == "lumi_g":
-        assert {"#SBATCH --cpus-per-task=56", "#SBATCH --requeue", "#SBATCH --time=05:00:00"} < set(request)
-        assert "workers = 56" in (folder / "recipe.toml").read_text()
+        asked = {"--cpus-per-task=128", "--requeue", "--time=05:00:00", "--partition=standard"}
+        assert {f"#SBATCH {option}" for option in asked} < set(request)
+        assert "gpus" not in "".join(request) and "workers = 128" in (folder / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "queue", "bill"),
+    [
+        # a job on a node of 128 cores, or of 4 modules, for five hours; two shares and a join
+        ([], "standard", "at most 1,920 core-hours"),
+        (["--partition", "small"], "small", "at most 1,920 core-hours"),
+        (["--partition", "small-g"], "small-g", "at most 60 GPU-hours"),
+    ],
+)
+def test_packing_is_billed_as_its_nodes_are(flags, queue, bill, tmp_path, monkeypatch, capsys) -> None:
+    """On CPU nodes of the card, unless a queue with devices is asked for."""
+    monkeypatch.chdir(tmp_path)
+    words = [*SITES["lumi_g"], *flags, "--hours", "5", "--pack", "2", "--dry-run"]
+    assert main(["launch", "norwegian_7b", *words]) == 0
+    told = capsys.readouterr().out
+    assert f"05:00:00 in {queue}\n" in told and bill in told and "devices" not in told
+    job = next(tmp_path.glob("runs/norwegian_7b/launch/*/job.sh")).read_text()
+    assert ("#SBATCH --gpus-per-node=8" in job) == (queue == "small-g")
+
+
+def test_cards_without_cpu_nodes_say_so(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SITES["tsubame4"], "--hours", "5", "--pack", "2", "--dry-run"]
+    assert main(["launch", "norwegian_7b", *words]) == 0
+    assert "the card of tsubame4 has no [jobs.cpu]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("site", SITES)

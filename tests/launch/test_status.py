@@ -55,6 +55,19 @@ def test_status_is_one_screen(run, capsys) -> None:
     assert rows["left out"] == "nid1"
 
 
+def test_status_says_when_waiting_jobs_start(run, tmp_path, capsys) -> None:
+    """squeue's estimate of the job that waits; N/A is no time, and a failure is one line."""
+    for answer, told in (
+        ("13 2026-11-27T22:04:00", "13 about 2026-11-27 22:04:00"),
+        ("13 N/A", None),
+    ):
+        start = f"#!/bin/bash\n[[ $1 == --start ]] && echo '{answer}' && exit\n" + SQUEUE.partition("\n")[2]
+        (tmp_path / "commands" / "squeue").write_text(start)
+        assert main(["status", str(run)]) == 0
+        rows = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines())
+        assert rows.get("starts") == told and rows["jobs"].startswith("12 RUNNING")
+
+
 def test_hours_are_those_of_the_attempts(run, monkeypatch) -> None:
     """An ended attempt counts to its end, a killed one to the next start: an hour each of 512 devices."""
     from kielo.launch.status import status

@@ -101,7 +101,7 @@ def shapes(
     """The shapes around a usual one; by default the MLP is four times as wide."""
     asked = (Model(vocab_size=90_000) if model is None else model).model_copy(update={"params": params})
     proportion = Proportions(ANCHORS, **{"mlp_ratio": 4.0} | usual)
-    return list(shapes_around(asked, proportion, layers, hidden))
+    return [asked.model_copy(update=shape) for shape in shapes_around(asked, proportion, layers, hidden)]
 
 
 def heads_of(found: list[Model]) -> dict[int, list[int]]:

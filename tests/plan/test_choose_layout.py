@@ -10,8 +10,9 @@ import pytest
 from kielo.plan import choose_layout
 from kielo.plan.choose_layout import named, nothing_runs
 from kielo.plan.run_to_plan import RunToPlan
-from kielo.plan.search import Choice, Found
+from kielo.plan.search import Choice, Found, search
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from tests.plan.hand_made import planned, run
 
@@ -64,6 +65,17 @@ def test_a_node_needs_a_sequence_for_each_group_of_tensor_ranks(heads, kv_heads,
     said = str(nothing_runs(of, [7], Found()))
     advice = f"= {7 * groups * 2048} or a multiple (it is {2048 * sequences}){fewer}"
     assert said.endswith(f". Fix: train.tokens_per_step {advice}")
+
+
+def test_a_number_of_nodes_nearby_that_divides_is_named() -> None:
+    """2,978 nodes of LUMI are 2 × 1,489: no pipeline of up to 16 ranks leaves 1,024 replicas or fewer.
+
+    2,977 are 13 × 229, whose replicas have four sequences for 13 ranks. 2,976 are 6 × 496.
+    """
+    large = read_recipe("lumi_140b_scaling", ["train.tokens_per_step=5_242_880"]).recipe
+    of = RunToPlan.of_recipe(large)
+    said = str(nothing_runs(of, [2978], search(of, [2978])))
+    assert said.endswith("(it is 5242880), or 2976 nodes")
 
 
 @pytest.mark.parametrize(

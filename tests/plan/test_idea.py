@@ -93,12 +93,13 @@ def test_what_a_recipe_says_itself_stays():
     made, (told,) = with_usual_training(idea(dataset=dataset, model=model))
     assert made.train.tokens_per_step == 1_000_000 and made.train.tokens == 1_999_000_000
     assert "vocab_size" not in made.tokenizer.model_fields_set
-    assert told.endswith("sequences of 1_000_000, 50_000 tokens in the vocabulary")
+    # and nothing that it says is told again
+    assert told.endswith("tokens_per_step = 1_000_000, learning_rate = 0.0006")
     train = {"tokens_per_step": 3 * 2**30, "learning_rate": 0.25}
     tokenizer = {"vocab_size": 12_345}
     made, (told,) = with_usual_training(idea(train=train, model={"params": "100M"}, tokenizer=tokenizer))
     assert made.train.tokens == made.train.tokens_per_step == 3 * 2**30
-    assert made.train.learning_rate == 0.25 and told.endswith(", 12_345 tokens in the vocabulary")
+    assert made.train.learning_rate == 0.25 and told.endswith("(20 a parameter), sequences of 1_024")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,34 @@ def test_what_a_recipe_says_itself_stays():
 def test_a_recipe_with_a_budget_or_weights_is_left_alone(more):
     recipe = idea(**more)
     assert with_usual_training(recipe) == (recipe, [])
+
+
+@pytest.mark.parametrize(
+    ("more", "step", "length", "vocabulary"),
+    [
+        ({}, 2**22, 4096, 131_072),
+        ({"train": {"tokens_per_step": 2**23}}, 2**23, 4096, 131_072),
+        ({"train": {"tokens_per_step": 1024}}, 1024, 1024, 131_072),
+        ({"dataset": {"sequence_length": 2048}}, 2**22, 2048, 131_072),
+        ({"tokenizer": {"vocab_size": 50_000}}, 2**22, 4096, 50_000),
+    ],
+)
+def test_an_idea_with_a_budget_is_filled_key_by_key(more, step, length, vocabulary):
+    """70 billion parameters: the steps are those of GPT-3's 175 billion."""
+    train = more.get("train", {}) | {"tokens": 4 * 10**12}
+    made, (told,) = with_usual_training(
+        idea(model={"params": "70B"}, **more | {"train": train}), is_idea=True
+    )
+    assert made.dataset.sequence_length == length and made.tokenizer.vocab_size == vocabulary
+    assert (made.train.tokens, made.train.tokens_per_step) == (4 * 10**12, step)
+    assert made.train.learning_rate == 6e-5 and "train.tokens =" not in told
+
+
+def test_an_idea_with_phases_has_their_budget():
+    """84 million tokens: the largest power of two that makes a thousand steps of them is 2^16."""
+    phases = [{"tokens": 10 * 2**22}] * 2
+    made, _ = with_usual_training(idea(model={"params": "70B"}, phases=phases), is_idea=True)
+    assert made.train.tokens is None and made.train.tokens_per_step == 2**16
 
 
 def test_parameters_are_asked_for_by_number_or_by_shape():

@@ -1,5 +1,6 @@
 """Strong and weak scaling: which searches are asked for, with which batch."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 
 from kielo.plan import compare
 from kielo.plan.compare import strong_and_weak
+from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found
+from kielo.recipe.read import read_recipe
 from tests.plan.hand_made import model
 from tests.plan.test_run_to_plan import recipe
 
@@ -43,3 +46,27 @@ def test_a_batch_grows_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     strong_and_weak(phased, [2, 3], Found(ranked={number: [fastest(number, "first")] for number in (2, 3)}))
     assert asked == [([2], batch, 2048), ([3], batch * 3 // 2, 3072)]
+
+
+def kept(run, ring_share, **layout) -> float:
+    """Speed of a device on 768 nodes beside 48, in the published tensor 8 × pipeline 8."""
+    of = replace(run, site=run.site.model_copy(update={"ring_share": ring_share}))
+    base = run.recipe.layout.model_copy(update={"tensor": 8, "pipeline": 8} | layout)
+    few, many = plan_layouts(
+        of, [(base.model_copy(update={"shard": nodes // 8}), nodes, 1) for nodes in (48, 768)]
+    )
+    return many.tokens_per_second / few.tokens_per_second / 16
+
+
+def test_the_140b_on_768_nodes_is_between_the_two_rates_of_the_network():
+    """CSC published 80 %. It is out of reach of 1F1B: its bubble alone leaves (8 / 15) / (128 / 135) = 56 %.
+    With four stages a rank it lies between the rate in training and the rate between two nodes.
+    """
+    run = RunToPlan.of_recipe(read_recipe("lumi_140b_scaling").recipe)
+    assert (
+        kept(run, 1.0, pipeline_schedule="1f1b", pipeline_stages_per_rank=None)
+        < (8 / 15) / (128 / 135) + 0.03
+    )
+    four = {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": 4}
+    slow, fast = kept(run, 0.37, **four), kept(run, 0.85, **four)
+    assert slow < 0.78 < 0.80 < fast + 0.02 < 0.86

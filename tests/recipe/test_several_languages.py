@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_first_language, read_recipe, recipe_languages
+from kielo.recipe.read import read_first_language, read_recipe, recipe_choices
 
 SEVERAL = """
 name = "small_{language}"
@@ -32,7 +32,7 @@ def several(tmp_path: Path) -> Path:
 
 def test_each_language_has_the_recipe_that_one_would_write_by_hand(several: Path, tmp_path: Path) -> None:
     """The code is in every text; a source of one of the languages is of its recipe alone, others of all."""
-    assert recipe_languages(several) == ("et", "fi")
+    assert recipe_choices(several) == ("language=et", "language=fi")
     by_hand = SEVERAL.replace('languages = ["et", "fi"]', 'language = "et"').replace("{language}", "et")
     only = by_hand.index('[[corpus.sources]]\npath = "only')
     by_hand = by_hand[:only] + by_hand[by_hand.index('[[corpus.sources]]\npath = "english') :]
@@ -44,23 +44,23 @@ def test_each_language_has_the_recipe_that_one_would_write_by_hand(several: Path
         "only.txt",
         "english.txt",
     ]
-    assert recipe_languages(several, ["language=fi"]) == ()
+    assert recipe_choices(several, ["language=fi"]) == ()
     assert read_first_language(several).recipe.name == "small_et"
 
 
 def test_the_nearer_of_language_and_languages_holds(several: Path, tmp_path: Path) -> None:
     """--set over the file, a file over the one that it extends; a run's own recipe.toml is of one."""
-    assert recipe_languages(several, ["languages=sv,da"]) == ("sv", "da")
+    assert recipe_choices(several, ["languages=sv,da"]) == ("language=sv", "language=da")
     child = tmp_path / "child.toml"
     child.write_text('extends = "several.toml"\nlanguage = "sv"\n', encoding="utf-8")
-    assert recipe_languages(child) == () and read_recipe(child).recipe.name == "small_sv"
+    assert recipe_choices(child) == () and read_recipe(child).recipe.name == "small_sv"
     grandchild = tmp_path / "again.toml"
     grandchild.write_text('extends = "one.toml"\nlanguages = ["nb", "nn"]\n', encoding="utf-8")
     one = SEVERAL.replace('languages = ["et", "fi"]', 'language = "et"')
     (tmp_path / "one.toml").write_text(one, encoding="utf-8")
-    assert recipe_languages(grandchild) == ("nb", "nn")
+    assert recipe_choices(grandchild) == ("language=nb", "language=nn")
     assert read_recipe(grandchild, ["language=nn"]).recipe.description == "a model of nn"
-    assert recipe_languages("demo_estonian") == ()
+    assert recipe_choices("demo_estonian") == ()
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_what_is_refused_and_what_would_work(several: Path, sets: list[str], ans
 def test_a_file_with_both_is_refused(several: Path) -> None:
     several.write_text('language = "et"\n' + SEVERAL, encoding="utf-8")
     with pytest.raises(KieloError, match="has both language and languages"):
-        recipe_languages(several)
+        recipe_choices(several)

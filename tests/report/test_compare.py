@@ -1,11 +1,13 @@
 """The page that compares runs: its curves, tables and notes, from the files of two runs written by hand."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from kielo.artifact.metrics import HeldOutScore
 from kielo.recipe.errors import KieloError
 from kielo.report import write
 from kielo.report.figures import DROPPED, OURS
@@ -106,3 +108,19 @@ def test_what_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KieloError, match="own.html"):
         write_comparison({run_folder: RECIPE, empty: RECIPE}, own)
     assert own.read_text() == "mine"
+
+
+def test_a_language_alone_beside_many_on_the_same_text(two: list[Gathered], monkeypatch) -> None:
+    """The held-out text of a run with one source is the set of that name in a run with more."""
+    monkeypatch.setattr(write, "comparison_curves", lambda *_: "")
+    alone, many = two
+    assert write.scores_by_text(two) == []  # neither has sets
+    name = alone.recipe.corpus.sources[0].name
+    sets = {name: HeldOutScore(loss=6.5, bits_per_byte=2.25), "other": HeldOutScore(loss=1.0)}
+    last = many.training.heldout[-1].model_copy(update={"heldout_sets": sets})
+    many = dataclasses.replace(many, training=dataclasses.replace(many.training, heldout=[last]))
+    own = alone.training.heldout[-1].heldout_loss
+    lines = Text(render_comparison([alone, many])).lines
+    row = lines.index(f"Last held-out loss on {name}")
+    assert lines[row + 1 : row + 3] == [f"{own:.3f}", "6.500"]
+    assert f"Last held-out bits per byte on {name}" in lines and "Last held-out loss on other" not in lines

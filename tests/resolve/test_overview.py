@@ -14,7 +14,7 @@ PUBLISHED = {
     "estonian_llama31_70b": (70.6, 0.05),  # arXiv:2407.21783, and the model card
     "norwegian_7b": (7.25, 0.01),  # norallm/normistral-7b-warm
     "poro_34b": (34.2, 0.1),  # arXiv:2404.01856
-    "bloom_176b_finnish": (176.2, 0.1),  # arXiv:2211.05100
+    "bluumi_176b": (176.2, 0.1),  # arXiv:2211.05100
     "llmjp_172b": (172.0, 1.0),  # arXiv:2407.03963
 }
 

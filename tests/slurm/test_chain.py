@@ -29,6 +29,24 @@ def let_time_run_out(machine: Machine, job: str) -> None:
     machine.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
 
+def test_slurm_says_when_a_job_would_start(machine, run, capsys) -> None:
+    """Of an empty machine now; a queue that it does not have is told. Waiting jobs are in the status."""
+    launch(*TWO_NODES, "--dry-run")
+    told = capsys.readouterr().out
+    first = re.search(r"start\tfirst in work on 2 nodes, about (.*)", told)
+    assert abs((datetime.fromisoformat(first[1]) - datetime.now()).total_seconds()) < 300, told
+    assert queue(machine) == {}
+    card = run.folder.parents[1] / "slurm.toml"
+    text = card.read_text()
+    card.write_text(text.replace('{ name = "work" }', '{ name = "work" }, { name = "play" }'))
+    launch(*TWO_NODES, "--dry-run")
+    told = capsys.readouterr().out
+    assert "first in work on 2 nodes" in told and "play\t2\t" in told and "nvalid partition" in told
+    card.write_text(text)
+    launch(*TWO_NODES, "--jobs", "2")
+    assert main(["status", str(run.folder)]) == 0
+
+
 def test_a_chain_of_time_limited_jobs_ends_like_an_undisturbed_run(machine, run, undisturbed, capsys) -> None:
     """Slurm's warning before the end stops two jobs in mid-run; the third finishes, the fourth is cancelled.
 

@@ -13,7 +13,7 @@ from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion, place
-from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
+from kielo.recipe.read import RUN_RECIPE_NAME, is_shipped, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.report.model_card import loading_call
 from kielo.stages.results import export_checkpoint, export_gguf, newest_checkpoint
@@ -84,7 +84,7 @@ def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | Non
     if is_run or (path / INDEX_NAME).is_file():
         run = path if is_run else run_around(path)
         return newest_checkpoint(path) if is_run else path, _recipe_of(run, sets)
-    if path.is_dir() or not (path.is_file() or reference in shipped_recipes()):
+    if path.is_dir() or not (path.is_file() or is_shipped(reference)):
         what = "folder, checkpoint or recipe"
         if path.is_dir():
             what = f"checkpoint (no {INDEX_NAME} there) and no run folder (no train/checkpoints)"

@@ -8,7 +8,7 @@ from typing import Any
 from kielo.plan.idea import with_usual_training
 from kielo.recipe.cards import Cluster
 from kielo.recipe.errors import KieloError, print_text
-from kielo.recipe.read import read_recipe
+from kielo.recipe.read import NOT_GIVEN, read_recipe
 from kielo.recipe.sections import Recipe
 
 # Values that no plan needs, for a recipe without them.
@@ -40,7 +40,8 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> Recipe:
         raise KieloError(
             "no recipe and no size. Fix: a recipe (see `kielo recipes`), or --params 3B --cluster lumi_g"
         )
-    recipe, lines = with_usual_training(read_recipe(options.recipe, sets, STAND_INS).recipe)
+    read = read_recipe(options.recipe, sets, STAND_INS)
+    recipe, lines = with_usual_training(read.recipe, NOT_GIVEN in read.origins.values())
     for line in lines:
         print_text(line, sys.stderr)
     return recipe

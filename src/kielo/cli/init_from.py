@@ -9,11 +9,11 @@ from kielo.artifact.manifest import read_manifest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import (
     find_recipe,
+    is_shipped,
     read_first_language,
     read_recipe,
     read_toml,
-    recipe_languages,
-    shipped_recipes,
+    recipe_choices,
 )
 from kielo.recipe.toml_text import toml_table
 from kielo.resolve.complete_model import KEPT_BESIDE_WEIGHTS
@@ -22,8 +22,8 @@ from kielo.resolve.complete_model import KEPT_BESIDE_WEIGHTS
 def free_name(reference: str) -> str:
     """Return NAME_2, or the next number without a recipe here and without a run."""
     name = read_first_language(reference).recipe.name
-    for code in recipe_languages(reference)[:1]:
-        name = name.removesuffix(f"_{code}")
+    for choice in recipe_choices(reference)[:1]:
+        name = name.removesuffix(f"_{choice.partition('=')[2]}")
     numbered = (f"{name}_{number}" for number in count(2))
     return next(
         one for one in numbered if not (os.path.lexists(f"{one}.toml") or os.path.lexists(f"runs/{one}"))
@@ -43,15 +43,15 @@ def recipe_from(reference: str, file: Path, name: str, changes: dict[str, Any]) 
     base = content.pop("extends", None)
     if base is None:  # a recipe extends one other at most
         base, content = reference, {}
-    if base not in shipped_recipes():
+    if not is_shipped(base):
         beside = path.parent if content else Path()
         base = os.path.relpath(beside / base, file.parent)
         base = base if base.endswith(".toml") else f"./{base}"
     content.pop("folder", None)
     if "language" in changes:
         content.pop("languages", None)
-    elif recipe_languages(reference):
-        name = f"{name}_{{language}}"  # each of several languages has a run
+    elif choices := recipe_choices(reference):
+        name = f"{name}_{{{choices[0].partition('=')[0]}}}"  # each language or variant has a run
     text = f"# All other values: {base}.\n"
     top = {"extends": base, **content, "name": name}
     return text + toml_table("", _joined(top, changes)), f"which varies {reference}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kielo.cli.flags import takes
+from kielo.cli.launch_languages import launch_languages
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.job_paths import job_paths
@@ -23,8 +24,9 @@ from kielo.launch.launch_folder import (
 )
 from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
 from kielo.launch.schedulers import clock
+from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe
+from kielo.recipe.read import read_recipe, recipe_choices
 from kielo.recipe.sections import Recipe
 
 
@@ -33,6 +35,7 @@ from kielo.recipe.sections import Recipe
     $ kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5
     $ kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8
     $ kielo launch my_recipe.toml --account project_462000000 --pack 16
+    $ kielo launch seventy_five_berts --account project_462000000 --dry-run
     RECIPE
     --cluster CLUSTER      cluster card (see `kielo clusters`), or your own file; default: the recipe's
     --nodes N:int          number of nodes; default: the first of the recipe's nodes
@@ -54,8 +57,7 @@ from kielo.recipe.sections import Recipe
     --json                 print the launch as JSON
 """)
 def launch(options: argparse.Namespace) -> int:
-    given = [f"cluster={options.cluster}"] if options.cluster else []
-    recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
+    sets = [*options.sets, *([f"cluster={options.cluster}"] if options.cluster else [])]
     wishes = Wishes(
         nodes=options.nodes,
         account=options.account,
@@ -71,6 +73,9 @@ def launch(options: argparse.Namespace) -> int:
         venv=options.venv,
         site=options.site,
     )
+    if choices := recipe_choices(options.recipe, sets):
+        return launch_languages(options, sets, choices, wishes)
+    recipe = read_recipe(options.recipe, sets).recipe
     if options.pack is not None:
         return _pack(recipe, wishes, options)
     if options.ladder is not None:
@@ -82,13 +87,14 @@ def launch(options: argparse.Namespace) -> int:
         check_ready(plan)
 
     folder, ids, answer = _written(plan, options.dry_run, check, lambda: write_launch(plan))
-    paths = _paths([plan])
+    paths, starts = _paths([plan]), starts_of(plan, recipe.nodes) if options.dry_run else None
     if options.json:
         outcome = {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
-        print_json(launch_of(plan).content() | outcome)
+        print_json(launch_of(plan).content() | outcome | ({"starts": asdict(starts)} if starts else {}))
         return 0
-    print_table(("", ""), _rows(plan))
-    if options.dry_run:
+    print_table(("", ""), _rows(plan) if starts is None else [*_rows(plan), ("start", starts.in_words())])
+    if starts is not None:
+        _show_starts(starts)
         _show_paths(paths)
     print_text(f"wrote {folder}")
     if said := network_needed(plan):
@@ -120,6 +126,7 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     rows = [
         ("text", f"of {recipe.name}, in {options.pack} shares and a join"),
         ("jobs", f"a node of {plan.site.name} each, {limits} in {plan.partition.label}"),
+        *_billed(plan, options.pack + 1),
     ]
     print_table(("", ""), rows)
     if options.dry_run:
@@ -140,6 +147,17 @@ def _written(
         check()
         folder = write()
         return folder, *submit(folder, plan.site.scheduler)
+
+
+def _billed(plan: JobPlan, jobs: int) -> list[tuple[str, str]]:
+    """Return a row on the bill of jobs that pack, if the card has its rate, and on nodes with devices."""
+    rate, rows = plan.site.billed_per_node_hour, []
+    if rate is not None:
+        most = jobs * plan.wall_seconds / 3600 * rate
+        rows = [("billed", f"at most {most:,.0f} {plan.site.billing_unit}")]
+    if plan.jobs_of_site.cpu is None:
+        rows.append(("nodes", f"with devices: the card of {plan.site.name} has no [jobs.cpu]"))
+    return rows
 
 
 def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> None:
@@ -204,6 +222,16 @@ def _submitted(
 def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
     """Return the paths that the jobs read and write, each with its use and reason."""
     return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
+
+
+def _show_starts(starts: Starts) -> None:
+    """Print a table of queues and sizes, if there are several."""
+    if len(starts.known) > 1 and any(one.at for one in starts.known):
+        rows = [
+            (one.partition, one.nodes, f"{one.hours:g}", one.at.replace("T", " ") or one.why)
+            for one in starts.known
+        ]
+        print_table(("queue", "nodes", "hours", "a job would start"), rows)
 
 
 def _show_paths(paths: Sequence[dict[str, str]]) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from kielo.artifact.launch_files import Ladder
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import takes
-from kielo.cli.run_languages import print_states
+from kielo.cli.run_languages import chosen_in, folders_of, print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.ladder import read_ladder
-from kielo.launch.launch_folder import PACK_FILE
+from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_FILE
 from kielo.launch.pack_jobs import pack_status
 from kielo.launch.schedulers import end_jobs
 from kielo.launch.status import Status
 from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import recipe_languages, shipped_recipes
+from kielo.recipe.read import is_shipped, recipe_choices
 from kielo.stages import late
 
 
@@ -26,7 +26,7 @@ from kielo.stages import late
     $ kielo status runs/poro_34b/launch/ladder_lumi_g
     $ kielo status runs/poro_34b/launch/pack_0001
     $ kielo status seventy_five_berts
-    RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages
+    RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages or variants
     --json  print JSON
 """)
 def status(options: argparse.Namespace) -> None:
@@ -34,7 +34,7 @@ def status(options: argparse.Namespace) -> None:
         return _ladder(Path(options.run), options.json)
     if (Path(options.run) / PACK_FILE).is_file():
         return _pack(Path(options.run), options.json)
-    if _is_of_languages(options.run):
+    if _is_of_several(options.run):
         return print_states(options.run, options.json)
     found = status_of(Path(options.run))
     rows, (file, lines) = _rows(found), found.last_words or (None, [])
@@ -47,9 +47,9 @@ def status(options: argparse.Namespace) -> None:
         print("\n".join([f"the end of {file}:", *(f"  {line}" for line in lines)]))
 
 
-def _is_of_languages(reference: str) -> bool:
-    is_recipe = Path(reference).is_file() or reference in shipped_recipes()
-    return is_recipe and bool(recipe_languages(reference))
+def _is_of_several(reference: str) -> bool:
+    is_recipe = Path(reference).is_file() or is_shipped(reference)
+    return is_recipe and bool(recipe_choices(reference))
 
 
 def _ladder(folder: Path, is_json: bool) -> None:
@@ -84,24 +84,37 @@ def _pack(folder: Path, is_json: bool) -> None:
 
 @takes("""
     $ kielo cancel runs/poro_34b
-    RUN    the run's folder
+    $ kielo cancel seventy_five_berts
+    RUN    the run's folder, or a recipe of several languages or variants
     --now  end the running job at once, without a save
 """)
 def cancel(options: argparse.Namespace) -> None:
-    found = status_of(Path(options.run))
+    if not _is_of_several(options.run):
+        return _cancel(Path(options.run), options.now)
+    folders = folders_of(options.run, (), recipe_choices(options.run))
+    launched = {choice: folder for choice, folder in folders.items() if (folder / LAUNCH_FOLDER).is_dir()}
+    if not launched:
+        raise KieloError(f"{options.run}: none of its {len(folders)} runs was launched")
+    for choice, folder in launched.items():
+        print_text(f"{chosen_in(choice)}:")
+        _cancel(folder, options.now)
+
+
+def _cancel(run: Path, is_now: bool) -> None:
+    found = status_of(run)
     if found.jobs is None:
         raise KieloError(
             f"nothing is cancelled: {found.no_answer.partition('. Fix: ')[0]}. Fix: touch "
-            f"{Path(options.run) / 'triggers' / 'stop'}, so that the run saves and stops"
+            f"{run / 'triggers' / 'stop'}, so that the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
     if not stopped.exists():
         write_text_atomically(stopped, "cancelled by kielo cancel\n")
-    end_jobs(found.launch.scheduler, found.jobs, options.now)
+    end_jobs(found.launch.scheduler, found.jobs, is_now)
     if not found.jobs:
         print_text("no job of this run is waiting or running")
         return
-    saving = "" if options.now or not found.is_running else "; the running job saves and stops"
+    saving = "" if is_now or not found.is_running else "; the running job saves and stops"
     print_text(f"cancelled {', '.join(found.jobs)}{saving}; to continue the chain, remove {stopped}")
 
 
@@ -111,6 +124,9 @@ def _rows(found: Status) -> list[tuple[str, str]]:
         ("run", f"{launch.job_name}, on {launch.nodes} nodes of {launch.cluster}, {launch.devices} ranks"),
         ("jobs", _jobs(found)),
     ]
+    if found.starts or found.no_start:
+        told = [f"{job} about {at.replace('T', ' ')}" for job, at in found.starts.items()]
+        rows.append(("starts", "; ".join(told) or f"not known: {found.no_start}"))
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
         without = "none: no label counts" if last.has_no_label else "not finite"
@@ -127,8 +143,8 @@ def _rows(found: Status) -> list[tuple[str, str]]:
     rows.append(("spent", spent + (f"; forecast {forecast.device_hours:,.0f}" if forecast else "")))
     ended = [attempt for attempt in found.attempts if attempt.outcome]
     for last_end in ended[-1:]:
-        told = f"job {last_end.job}: {last_end.outcome}. {last_end.message}"
-        rows.append(("last stop", told.rstrip(". ")))
+        stop = f"job {last_end.job}: {last_end.outcome}. {last_end.message}"
+        rows.append(("last stop", stop.rstrip(". ")))
     rows += [("ended", f"job {job}: {end}, before its first line") for job, end in found.ends.items()]
     if not (found.folder / "logs").is_dir():
         rows.append(("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it. Fix: mkdir -p"))

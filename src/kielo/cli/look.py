@@ -16,7 +16,7 @@ from kielo.cli.main import command_line
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_first_language, recipe_languages, shipped_recipes
+from kielo.recipe.read import read_first_language, recipe_choices, shipped_recipes
 
 
 @takes("""
@@ -42,8 +42,14 @@ def recipes(options: argparse.Namespace) -> None:
 
 
 def _recipe_row(name: str) -> tuple[str, str, str]:
-    codes, recipe = recipe_languages(name), read_first_language(name).recipe
-    return name, f"{len(codes)} languages" if codes else recipe.language, recipe.description
+    choices, recipe = recipe_choices(name), read_first_language(name).recipe
+    kind = choices[0].partition("=")[0] if choices else ""
+    language = {
+        "": recipe.language,
+        "language": f"{len(choices)} languages",
+        "variant": f"{recipe.language}, {len(choices)} variants",
+    }
+    return name, language[kind], recipe.description
 
 
 def schema_flags(parser: VerbParser) -> None:

@@ -15,7 +15,10 @@ from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea, with_flags
 from kielo.cli.plan_data import plan_budget
+from kielo.cli.plan_variants import plan_variants
+from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.plan.batch_sizes import batch_sizes, laws_of
 from kielo.plan.calibrate import measure, write_machine
 from kielo.plan.choose_layout import different_axes, named, nothing_runs, own
 from kielo.plan.compare import compare as compared_rows
@@ -30,8 +33,9 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.places import place
-from kielo.recipe.read import read_recipe, recipe_languages, run_folder
+from kielo.recipe.read import read_recipe, recipe_choices, run_folder
 from kielo.resolve.resolve import resolve as resolved_run
 from kielo.resolve.resolved import write
 from kielo.resolve.shares import uneven_steps
@@ -77,6 +81,8 @@ def plan_flags(parser: VerbParser) -> None:
         --top K:count       list K layouts for each number of nodes
         --all               as --wide, with every other layout
         --plot DIR          draw the scaling into this folder, as SVG
+        --batch             in place of layouts: smaller and larger steps, with their speed by the plan and
+                            the tokens that they cost by two published laws
         --failures [RATE=]  rate of failures: llama3 or another published rate, or failures of a device in
                             1,000 days; default: the cluster card's rate, or llama3
         {_WALL_HOURS}
@@ -87,8 +93,16 @@ def plan_flags(parser: VerbParser) -> None:
 def plan(options: argparse.Namespace) -> int:
     if options.budget is not None or options.corpus is not None:
         return plan_budget(options)
-    codes = _first_of_several(options)
+    choices = recipe_choices(options.recipe, options.sets) if options.recipe else ()
+    if choices and kind_of(choices) == "variants":
+        if options.batch:
+            raise KieloError(f"--batch is about one run. Fix: --set {choices[0]}")
+        return plan_variants(options, {choice: _run_and_nodes(options, choice) for choice in choices})
+    codes = tuple(map(chosen_in, choices))  # of several languages, which the first stands for
+    options.sets = [*options.sets, *choices[:1]]
     run, nodes = _run_and_nodes(options)
+    if options.batch:
+        return _plan_batch(run, nodes, options.json)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
     if not any(found.ranked.values()):
@@ -136,11 +150,31 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Choose the first language of a recipe of several languages. Return all codes, () for one language."""
-    codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
-    options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
-    return codes
+def _plan_batch(run: RunToPlan, nodes: list[int], is_json: bool) -> int:
+    if len(nodes) != 1:
+        raise KieloError("--batch is about one number of nodes. Fix: --nodes 16")
+    (both, loss), found = laws_of(run), batch_sizes(run, nodes[0])
+    if is_json:
+        names = [law.name for law in both]
+        rows = [
+            {
+                "tokens_per_step": one.tokens_per_step,
+                "layout": one.planned and one.planned.name,
+                "speed": one.speed,
+                "tokens": dict(zip(names, one.tokens, strict=True)),
+            }
+            for one in found
+        ]
+        print_json({"batches": rows, "critical": {law.name: law.critical for law in both}, "loss": loss})
+        return 0
+    print_table(*tables.batch_rows(run, nodes[0], found, both))
+    critical = " and ".join(f"{law.critical / 1e6:,.1f} million by {law.name}" for law in both)
+    print_text(
+        f"More tokens, for the same loss as steps of {run.phase.tokens_per_step:,}. Critical batch: "
+        f"{critical} (at {loss:.2f} nats a token, expected by Chinchilla's law). Both laws are of English "
+        "text and of models trained from scratch. A larger batch also needs another learning rate."
+    )
+    return 0
 
 
 @takes(f"""
@@ -255,7 +289,7 @@ def resolve(options: argparse.Namespace) -> int:
     train = resolved.identity.train
     has_fp8 = "fp8" in (train.precision, *(precision for _, precision in train.precision_changes))
     for advice in speed_advice(
-        resolved.identity.model, recipe.layout, resolved.placement.accelerator, has_fp8
+        resolved.identity.model, on_devices(recipe, ranks).layout, resolved.placement.accelerator, has_fp8
     ):
         print_text(f"advice: {advice}")
     for sentence in uneven_steps(resolved):
@@ -267,7 +301,9 @@ def resolve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
+def _run_and_nodes(options: argparse.Namespace, *choice: str) -> tuple[RunToPlan, list[int]]:
+    """Return the run of the options, or of one of the recipe's variants, and the numbers of nodes."""
+    options = argparse.Namespace(**{**vars(options), "sets": [*options.sets, *choice]})
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     run = RunToPlan.of_recipe(read_idea(options, cluster=options.cluster, machine=options.machine))

@@ -7,8 +7,10 @@ from textwrap import wrap
 from typing import Any
 
 from kielo.cli.terminal import flat
+from kielo.plan.batch_sizes import BatchSize, Law
 from kielo.plan.compare import SECONDS, count_text, gb_text, overlap_offer, verdict
 from kielo.plan.cost import START_SECONDS, Cost, with_layout
+from kielo.plan.cost import cost as cost_of
 from kielo.plan.failures import Failures
 from kielo.plan.planned_layout import SHARE, PlannedLayout
 from kielo.plan.remedies import in_words
@@ -94,6 +96,26 @@ def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -
         for planned, cost in [*listed, *own]
     ]
     return titles, list(dict.fromkeys(rows))  # the recipe's own layout may be among the fastest
+
+
+def batch_rows(run: RunToPlan, nodes: int, found: Sequence[BatchSize], both: Sequence[Law]) -> Table:
+    """Return a row for each number of tokens a step. Days: to the same loss, by each law."""
+    authors = [law.name.split()[0] for law in both]
+    more = *(f"tokens, {name}" for name in authors), *(f"days, {name}" for name in authors)
+    titles = ("tokens a step", "layout", "tokens/s", "speed", *more)
+    rows: list[tuple[Any, ...]] = []
+    for one in found:
+        shares = [f"{share - 1:+.0%}" for share in one.tokens]
+        mark = " *" if one.tokens_per_step == run.phase.tokens_per_step else ""
+        head = f"{one.tokens_per_step:,}{mark}"
+        if one.planned is None:
+            rows.append((head, f"none on {nodes} nodes", "", "", *shares, "", ""))
+            continue
+        days = cost_of(one.planned).days
+        speed = f"{one.planned.tokens_per_second:,.0f}", f"{one.speed - 1:+.0%}"
+        to_same_loss = [f"{days * share:,.1f}" for share in one.tokens]
+        rows.append((head, one.planned.name, *speed, *shares, *to_same_loss))
+    return titles, rows
 
 
 def layout_rows(listed: Sequence[Costed], own: Sequence[Costed], found: Found, is_all: bool) -> Table:

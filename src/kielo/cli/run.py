@@ -12,7 +12,7 @@ from kielo.cli.flags import VerbParser
 from kielo.cli.run_languages import run_languages
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError, Stopped
-from kielo.recipe.read import recipe_languages
+from kielo.recipe.read import recipe_choices
 from kielo.train.signals import REQUEUE
 
 
@@ -39,9 +39,9 @@ def run_flags(parser: VerbParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     share = _share(options)
-    if codes := recipe_languages(options.recipe, options.sets):
+    if choices := recipe_choices(options.recipe, options.sets):
         _chosen(options)
-        return run_languages(options, codes)
+        return run_languages(options, choices)
     recipe, chosen = Recipe.load(options.recipe, *options.sets), _chosen(options)
     if share is not None:
         with _ended_by_sigterm():  # without a lease: each share is a stage of its own

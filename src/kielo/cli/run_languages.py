@@ -1,14 +1,15 @@
-"""`kielo run` of a recipe of several languages: one run after another, and one table at the end.
+"""`kielo run` of a recipe of several languages or variants: one run after another, and a table at the end.
 
 Each run is a process of its own, so that the end of one process does not end the others. Finished stages are
 skipped, so the same command makes the missing runs. `kielo status` prints the table at any time.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,8 @@ from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_met
 from kielo.artifact.scores import STAGE_FOLDERS, Summary
 from kielo.artifact.stage_json import read_json
 from kielo.cli.terminal import print_json, print_table, print_text
-from kielo.recipe.read import read_recipe, recipe_languages, run_folder
+from kielo.launch.runs_in_queue import jobs_of_runs
+from kielo.recipe.read import read_recipe, recipe_choices, run_folder
 from kielo.report.make_summary import language_row
 from kielo.train.signals import INTERRUPTED, REQUEUE, give_signals_back, take_over_signals
 
@@ -29,7 +31,7 @@ _MOST_SECONDS_OF_OUTPUT = 10.0  # for the last lines of a process that has ended
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one language's run. `exit_code` is None before the run, `said` the reason of a failure."""
+    """The end of one run. `exit_code` is None before the run, `said` the reason of a failure."""
 
     folder: Path
     exit_code: int | None = None
@@ -43,7 +45,7 @@ class Outcome:
 
 
 class _LanguageRuns:
-    """One run per language, each in its own process. A stop signal goes once to the process at work."""
+    """The runs, each in its own process. A stop signal goes once to the process at work."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json
@@ -89,21 +91,22 @@ def _pass_on(stream: IO[str], said: list[str]) -> None:
             said.append(line.removeprefix(_SAID).strip())
 
 
-def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
-    """Run each language's recipe. Return 0 if all are done, 1 if one failed, else the code of the stop.
+def run_languages(options: argparse.Namespace, choices: Sequence[str]) -> int:
+    """Run the recipe of each choice (`recipe_choices`). Return 0 if all are done, 1 if one failed, else the
+    code of the stop.
 
     A stop ends the loop, a failure does not. Raise KieloError before the first run if a recipe is wrong.
     """
-    folders = _folders(options.recipe, options.sets, codes)
-    outcomes = {code: Outcome(folder) for code, folder in folders.items()}
+    folders = folders_of(options.recipe, options.sets, choices)
+    outcomes = {choice: Outcome(folder) for choice, folder in folders.items()}
     runs = _LanguageRuns(options.json)
     handlers = take_over_signals(runs.stop)
     try:
-        for number, code in enumerate(codes, start=1):
+        for number, choice in enumerate(choices, start=1):
             stream = sys.stderr if options.json else sys.stdout
-            print_text(f"════ {code} ({number} of {len(codes)})", stream)
-            outcomes[code] = runs.make(_arguments(options, code), folders[code])
-            if runs.stopped_by is not None or outcomes[code].state == "stopped":
+            print_text(f"════ {chosen_in(choice)} ({number} of {len(choices)})", stream)
+            outcomes[choice] = runs.make(_arguments(options, choice), folders[choice])
+            if runs.stopped_by is not None or outcomes[choice].state == "stopped":
                 break
     finally:
         give_signals_back(handlers)
@@ -116,16 +119,24 @@ def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
 
 
 def print_states(reference: str, is_json: bool) -> None:
-    """Print the progress of each language's run, as its folder shows it."""
-    folders = _folders(reference, (), recipe_languages(reference))
-    states = {code: _state_of(folder) for code, folder in folders.items()}
-    summaries = {code: read_json(folder, Summary) for code, folder in folders.items()}
+    """Print the progress of each language's or variant's run, as its folder shows it."""
+    folders = folders_of(reference, (), recipe_choices(reference))
+    states = {choice: _state_of(folder) for choice, folder in folders.items()}
+    summaries = {choice: read_json(folder, Summary) for choice, folder in folders.items()}
+    jobs = jobs_of_runs(folders.values())
     if is_json:
         runs = {
-            code: {"state": states[code], "folder": str(folder), "summary": _content(summaries[code])}
-            for code, folder in folders.items()
+            chosen_in(choice): {
+                "state": states[choice],
+                "folder": str(folder),
+                "jobs": jobs.get(folder),
+                "summary": _content(summaries[choice]),
+            }
+            for choice, folder in folders.items()
         }
-        return print_json({"languages": runs})
+        return print_json({kind_of(folders): runs})
+    if jobs:
+        states = {choice: f"{states[choice]}; {jobs.get(folders[choice], 'no jobs')}" for choice in states}
     _print_table(states, summaries)
 
 
@@ -143,17 +154,23 @@ def _state_of(folder: Path) -> str:
     return f"{made[-1]} done" if made else "not begun"
 
 
-def _folders(reference: str, sets: Sequence[str], codes: Sequence[str]) -> dict[str, Path]:
-    return {code: run_folder(read_recipe(reference, [*sets, _choice(code)]).recipe) for code in codes}
+def folders_of(reference: str, sets: Sequence[str], choices: Sequence[str]) -> dict[str, Path]:
+    return {choice: run_folder(read_recipe(reference, [*sets, choice]).recipe) for choice in choices}
 
 
-def _choice(code: str) -> str:
-    return f"language={code}"
+def chosen_in(choice: str) -> str:
+    """Return the language or variant of a choice."""
+    return choice.partition("=")[2]
 
 
-def _arguments(options: argparse.Namespace, code: str) -> list[str]:
+def kind_of(choices: Iterable[str]) -> str:
+    """Return "languages" or "variants"."""
+    return f"{next(iter(choices)).partition('=')[0]}s"
+
+
+def _arguments(options: argparse.Namespace, choice: str) -> list[str]:
     words = [options.recipe]
-    for text in [*options.sets, _choice(code)]:
+    for text in [*options.sets, choice]:
         words += ["--set", text]
     for name, flag in _PASSED_ON.items():
         if value := getattr(options, name):
@@ -162,28 +179,33 @@ def _arguments(options: argparse.Namespace, code: str) -> list[str]:
 
 
 def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
-    summaries = {code: read_json(outcome.folder, Summary) for code, outcome in outcomes.items()}
+    summaries = {choice: read_json(outcome.folder, Summary) for choice, outcome in outcomes.items()}
     if is_json:
         runs = {
-            code: {
+            chosen_in(choice): {
                 "state": of.state,
                 "exit_code": of.exit_code,
                 "said": of.said,
                 "folder": str(of.folder),
-                "summary": None if of.exit_code else _content(summaries[code]),
+                "summary": None if of.exit_code else _content(summaries[choice]),
             }
-            for code, of in outcomes.items()
+            for choice, of in outcomes.items()
         }
-        return print_json({"languages": runs})
-    made = {code: summary for code, summary in summaries.items() if outcomes[code].state == "done"}
-    _print_table({code: outcome.state for code, outcome in outcomes.items()}, made)
-    for code, outcome in outcomes.items():
+        return print_json({kind_of(outcomes): runs})
+    made = {choice: summary for choice, summary in summaries.items() if outcomes[choice].state == "done"}
+    _print_table({choice: outcome.state for choice, outcome in outcomes.items()}, made)
+    for choice, outcome in outcomes.items():
         if outcome.said:
-            print_text(f"{code}: {outcome.said}")
+            print_text(f"{chosen_in(choice)}: {outcome.said}")
     if any(outcome.state != "done" for outcome in outcomes.values()):
         print_text("The same command makes the missing runs.")
+    elif kind_of(outcomes) == "variants" and all(summaries.values()):
+        folders = " ".join(shlex.quote(str(outcome.folder)) for outcome in outcomes.values())
+        print_text(f"To compare them: kielo report {folders}")
 
 
 def _print_table(states: Mapping[str, str], summaries: Mapping[str, Summary | None]) -> None:
-    rows = [(code, state, *language_row(summaries.get(code))) for code, state in states.items()]
-    print_table(("language", "run", "text kept", "score", "time"), rows)
+    rows = [
+        (chosen_in(choice), state, *language_row(summaries.get(choice))) for choice, state in states.items()
+    ]
+    print_table((kind_of(states).removesuffix("s"), "run", "text kept", "score", "time"), rows)

@@ -133,7 +133,7 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
     try:
         if missing := [key for key, origin in read.origins.items() if origin == NOT_GIVEN]:
             rows.append(("an idea", f"`kielo run` needs {', '.join(missing)} too"))
-            recipe, filled = with_usual_training(recipe)
+            recipe, filled = with_usual_training(recipe, is_idea=True)
             rows += [("for a plan", line) for line in filled]
         if replaced := complete_model.overridden_in_words(recipe.model):
             rows.append(("weights", replaced))

@@ -31,7 +31,7 @@ _MOST_SIGNAL_SECONDS = 65_535  # of sbatch --signal
 # The chain is longer than forecast: jobs fail, and a job that finds the run finished ends in seconds.
 _SPARE_JOBS = 1.2
 _MOST_JOBS = 20  # sites limit waiting jobs; submit.sh adds more
-_MOST_ASKED_JOBS = 1000  # each is a call of the scheduler
+MOST_ASKED_JOBS = 1000  # each is a call of the scheduler
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,11 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
     return JobPlan(*place, wall, grace, silence, chain, forecast, no_forecast, site_folder, made)
 
 
-def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partition, int, float]:
+def check_request(
+    recipe: Recipe, wishes: Wishes, site: Cluster | None = None
+) -> tuple[Cluster, Jobs, Partition, int, float]:
     """Return the site, its table of jobs, the queue, nodes and hours. Refuse what the site does not have."""
-    site = cluster(recipe.cluster)
+    site = site or cluster(recipe.cluster)
     of_site = jobs_of(site)
     nodes = _nodes(wishes.nodes, recipe, site)
     partition = _partition(wishes.partition, nodes + wishes.spares, of_site, site)
@@ -253,8 +255,8 @@ def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Part
 
 def check_job_count(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
     """Refuse more jobs than the queue takes of one person. flag: the flag that asked for them."""
-    if jobs > _MOST_ASKED_JOBS:
-        raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {_MOST_ASKED_JOBS} at once")
+    if jobs > MOST_ASKED_JOBS:
+        raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {MOST_ASKED_JOBS} at once")
     most = partition.max_jobs
     if most is not None and jobs > most:
         raise KieloError(

@@ -12,7 +12,7 @@ from kielo.dataset.pack import PackProgress, pack_progress
 from kielo.launch.job_plan import JobPlan, Wishes, check_environment, check_request, made_for
 from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_PREFIX
 from kielo.launch.schedulers import job_ids, states, states_or_reason
-from kielo.recipe.cards import cluster
+from kielo.recipe.cards import cluster, on_cpu_nodes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -32,8 +32,12 @@ class PackStatus:
 
 
 def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
-    """Check the wishes against the recipe's cluster. Each job has a whole node, with a worker a core."""
-    site, of_site, partition, _, hours = check_request(recipe, wishes)
+    """Check the wishes against the recipe's cluster. Each job has a whole node, with a worker a core.
+
+    The nodes have no devices if the card names such nodes.
+    """
+    nodes = on_cpu_nodes(cluster(recipe.cluster), wishes.partition)
+    site, of_site, partition, _, hours = check_request(recipe, wishes, nodes)
     refuse_before_text(recipe)
     corpus = recipe.corpus
     if "workers" not in corpus.model_fields_set:

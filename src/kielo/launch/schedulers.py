@@ -17,9 +17,13 @@ from kielo.launch.job_plan import JobPlan
 from kielo.recipe.errors import KieloError
 
 LIMIT_SECONDS = 60
+ESTIMATE_SECONDS = 10  # for an answer that is only good to know
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 # Slurm no longer has jobs of these numbers: an error of the command, and an answer.
 _OVER = re.compile(r"Invalid job id specified|Invalid job array")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+_REFUSED = re.compile(r"allocation failure: (.+)")
+_START = re.compile(rf"to start at ({_TIME.pattern})")
 _JOB = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[\w.-]+)?")
 
 
@@ -41,6 +45,8 @@ class Scheduler:
     # prints its settings; pattern of the line that hides other persons' jobs
     settings: tuple[tuple[str, ...], str] | None = None
     ends: Callable[[Sequence[str]], dict[str, str]] = lambda ids: {}  # ids → how the jobs ended
+    test: tuple[str, ...] = ()  # says when a job would start, and submits nothing; (): it cannot say
+    starts: tuple[str, ...] = ()  # ids follow: lists when waiting jobs start
 
     def request_lines(self, plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
         """Return the scheduler's lines of job.sh. With `packs` they request one process on a node."""
@@ -144,6 +150,8 @@ SCHEDULERS = {
         ask_to_save=("scancel", "--signal=USR1"),
         settings=(("scontrol", "show", "config"), r"^PrivateData\s*=.*\bjobs\b"),
         ends=_ends_in_slurm,
+        test=("sbatch", "--test-only"),
+        starts=("squeue", "--start", "--noheader", "--format=%i %S", "--jobs"),
     ),
     "pbs": Scheduler(
         submit="qsub",
@@ -254,13 +262,49 @@ def _answer(command: Sequence[str], answers: re.Pattern[str] | None = None) -> s
     return done.stdout
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def would_start(plan: JobPlan) -> tuple[str, str]:
+    """Ask when such a job would start: (time as the scheduler prints it, or "", its words if it refuses).
+
+    Nothing is submitted. Raises NoAnswer if the scheduler cannot say, or not within `ESTIMATE_SECONDS`.
+    """
+    asked = SCHEDULERS[plan.site.scheduler]
+    _refuse_without(asked.test, plan.site.scheduler)
+    words = [word for word in asked.request(plan, Path(), False) if word and not word.startswith("--output")]
+    done = _run([*asked.test, *words, "--wrap=true"], ESTIMATE_SECONDS)
+    said = " ".join((done.stdout + done.stderr).split())
+    if found := _START.search(said):
+        return found[1], ""
+    if refused := _REFUSED.search(said):
+        return "", refused[1]
+    raise NoAnswer(f"{asked.test[0]} failed ({said[:200] or f'exit code {done.returncode}'})")
+
+
+def starts(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
+    """Ask when waiting jobs start: id → time as the scheduler prints it, only if it knows one.
+
+    Raises NoAnswer if the scheduler cannot say, or not within `ESTIMATE_SECONDS`.
+    """
+    asked = SCHEDULERS[scheduler]
+    _refuse_without(asked.starts, scheduler)
+    done = _run([*asked.starts, ",".join(ids)], ESTIMATE_SECONDS)
+    if done.returncode:
+        raise NoAnswer(f"{asked.starts[0]} failed ({' '.join(done.stderr.split())[:200]})")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {row[0]: row[1] for row in rows if len(row) == 2 and _TIME.fullmatch(row[1])}
+
+
+def _refuse_without(command: Sequence[str], scheduler: str) -> None:
+    if not command:
+        raise NoAnswer(f"{scheduler} does not say when a job starts")
+    if shutil.which(command[0]) is None:
+        raise NoAnswer(f"{scheduler}'s commands are not on this machine")
+
+
+def _run(command: Sequence[str], limit: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
     # SQUEUE_PARTITION and others would hide jobs. Answers are parsed, so they must not be translated.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     own["LC_ALL"] = "C"
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own, check=False
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=own, check=False)
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} did not answer within {LIMIT_SECONDS} s. Fix: try again") from None
+        raise NoAnswer(f"{command[0]} did not answer within {limit:g} s. Fix: try again") from None

@@ -3,7 +3,7 @@
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kielo.artifact.launch_files import Launch
@@ -11,7 +11,7 @@ from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_met
 from kielo.artifact.stage_json import read_json
 from kielo.launch.decide import Attempt, attempts, lines_of
 from kielo.launch.launch_folder import LAUNCH_FOLDER
-from kielo.launch.schedulers import ends, job_ids, states_or_reason
+from kielo.launch.schedulers import SCHEDULERS, NoAnswer, ends, job_ids, starts, states_or_reason
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import read as read_resolved
 
@@ -37,6 +37,8 @@ class Status:
     left_out: list[str]
     ends: dict[str, str]  # id → the scheduler's words on each job that ended before it noted a start
     no_answer: str = ""
+    starts: dict[str, str] = field(default_factory=dict)  # id of a waiting job → time of its start
+    no_start: str = ""  # why `starts` are not known
 
     @property
     def last_words(self) -> tuple[Path, list[str]] | None:
@@ -86,7 +88,21 @@ def status(run_folder: Path) -> Status:
     stopped = "\n".join(lines_of(folder / "chain" / "stopped"))
     over = [] if jobs is None or stopped else [job for job in ids if job not in begun]
     ended = ends(launch.scheduler, over)
-    return Status(folder, launch, ids, jobs, made, last, total, stopped, left_out, ended, no_answer)
+    begin, no_start = _starts(launch.scheduler, jobs or {})
+    shown = folder, launch, ids, jobs, made, last, total, stopped, left_out, ended
+    return Status(*shown, no_answer, begin, no_start)
+
+
+def _starts(scheduler: str, jobs: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Return when the waiting jobs start, and the reason if the scheduler does not say it."""
+    waiting = SCHEDULERS[scheduler].waiting
+    ids = [job for job, state in jobs.items() if re.fullmatch(waiting, state.split()[0])]
+    if not ids or not SCHEDULERS[scheduler].starts:
+        return {}, ""
+    try:
+        return starts(scheduler, ids), ""
+    except NoAnswer as error:
+        return {}, str(error).partition(". Fix: ")[0]
 
 
 def newest_launch(run_folder: Path) -> Path:

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from kielo.models.families import complete, family_defaults
 from kielo.models.parameter_shapes import parameters
@@ -20,6 +21,9 @@ _NEAR_ENOUGH = 0.01
 _FARTHEST = 0.05
 # A head that is a larger share of the model is tied to the embedding.
 _MOST_IN_HEAD = 0.15
+_ROUNDING = 1e-9
+_DIMENSIONS = ("head_dim", "hidden_size", "num_hidden_layers", "intermediate_size")
+Shape = dict[str, int | None]  # keys of [model] → values
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,7 @@ def with_shape(model: Model) -> Model:
     """Return `model` with the most usual shape within 1 % of `model.params`; KieloError beyond 5 %."""
     wanted = model.params
     assert wanted is not None and model.vocab_size is not None
-    usual = PROPORTIONS[model.model_type]
-    layers, hidden = usual_shape(usual.anchors, wanted)
-    candidates = [
-        (distance(shape, wanted, layers, hidden, usual), shape)
-        for shape in shapes_around(model, usual, layers, hidden)
-    ]
-    _, best = min(candidates, key=lambda candidate: candidate[0])
+    best = _nearest_shape(model.model_dump_json(exclude_unset=True))
     error = count(best) / wanted - 1
     if abs(error) > _FARTHEST:
         raise KieloError(
@@ -114,6 +112,25 @@ def with_shape(model: Model) -> Model:
             f"model.params = {short_amount(count(best))}, or a smaller tokenizer.vocab_size"
         )
     return best
+
+
+@cache
+def _nearest_shape(given: str) -> Model:
+    """Return the model (JSON) with the most usual shape. It counts only shapes that can be the nearest."""
+    model = Model.model_validate_json(given)
+    wanted, usual = model.params or 0, PROPORTIONS[model.model_type]
+    layers, hidden = usual_shape(usual.anchors, wanted)
+    shapes = list(shapes_around(model, usual, layers, hidden))
+    least = [unlikeness(shape, layers, hidden, usual) for shape in shapes]
+    best, nearest = math.inf, model
+    for index in sorted(range(len(shapes)), key=least.__getitem__):
+        if least[index] > best + _ROUNDING:
+            break
+        shape = model.model_copy(update=shapes[index])
+        found = distance(shape, wanted, layers, hidden, usual)
+        if found < best:
+            best, nearest = found, shape
+    return nearest
 
 
 def count(model: Model) -> int:
@@ -135,13 +152,18 @@ def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tup
     return few * (many / few) ** share, narrow * (wide / narrow) ** share
 
 
-def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
+def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Shape]:
     """Yield shapes around the usual one. From a billion parameters on they split over 8 tensor ranks."""
     for kind in _heads(usual, model.params or 0, hidden):
         for depth in range(max(1, int(layers * 0.7)), math.ceil(layers * 1.4) + 1):
             for width in _mlp_widths(usual, kind["hidden_size"]):
-                shape = {**kind, "num_hidden_layers": depth, "intermediate_size": width, "params": None}
-                yield model.model_copy(update=shape | _tying(model, kind["hidden_size"]))
+                shape: Shape = {
+                    **kind,
+                    "num_hidden_layers": depth,
+                    "intermediate_size": width,
+                    "params": None,
+                }
+                yield shape | _tying(model, kind["hidden_size"])
 
 
 def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str, int]]:
@@ -197,14 +219,19 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
 
 def distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
     error = abs(math.log(count(shape) / wanted))
-    is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
+    alike = unlikeness({name: getattr(shape, name) for name in _DIMENSIONS}, layers, hidden, usual)
+    return 50 * max(0.0, error - _NEAR_ENOUGH) + error + alike
+
+
+def unlikeness(shape: Shape, layers: float, hidden: float, usual: Proportions) -> float:
+    """Return how far a shape is from the usual shape, whatever its size."""
+    head_dim, size, depth, width = (shape[name] or 0 for name in _DIMENSIONS)
     # An odd number of layers does not split into pipeline stages.
-    oddity = 0.15 * (shape.head_dim in (80, 96)) + 0.2 * is_narrow_head + 0.03 * (shape.num_hidden_layers % 2)
+    is_narrow_head = size >= 2500 and head_dim == 64
+    oddity = 0.15 * (head_dim in (80, 96)) + 0.2 * is_narrow_head + 0.03 * (depth % 2)
     return (
-        50 * max(0.0, error - _NEAR_ENOUGH)
-        + error
-        + abs(math.log(shape.num_hidden_layers / layers))
-        + abs(math.log(shape.hidden_size / hidden))
-        + abs(math.log(shape.intermediate_size / (usual.mlp_ratio * shape.hidden_size)))
+        abs(math.log(depth / layers))
+        + abs(math.log(size / hidden))
+        + abs(math.log(width / (usual.mlp_ratio * size)))
         + oddity
     )

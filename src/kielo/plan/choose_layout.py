@@ -8,8 +8,11 @@ from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_nodes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
+
+_MOST_STAGES, _MOST_TRIED = 16, 4  # of numbers of nodes near those that a person asked for
 
 
 def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> PlannedLayout:
@@ -43,7 +46,7 @@ def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
     _, placed = max(phases, key=lambda both: both[0].tokens_per_step * both[0].steps)
     size = placed.micro_batch_sequences
     shard = {"replicate": resolved.placement.layout.replicate, "shard": resolved.placement.layout.shard}
-    return plan_layouts(run, [(run.recipe.layout.model_copy(update=shard), nodes, size)])[0]
+    return plan_layouts(run, [(on_nodes(run.recipe, nodes).layout.model_copy(update=shard), nodes, size)])[0]
 
 
 def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloError:
@@ -74,9 +77,29 @@ def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
     heads = math.gcd(run.model.num_attention_heads, run.model.num_key_value_heads or 1)
     groups = node // math.gcd(node, heads)  # of a node
     sequences = phase.tokens_per_step // phase.sequence_length
-    fewer = f", or at most {sequences // groups} nodes" if sequences >= groups else ""
+    near = _nodes_near(run, min(nodes), groups, sequences)
+    most = f"at most {sequences // groups} nodes" if sequences >= groups else ""
+    fewer = f", or {near or most}" if near or most else ""
     least = f"{phase.key('tokens_per_step')} = {min(nodes) * groups * phase.sequence_length}"
     return f". Fix: {least} or a multiple (it is {phase.tokens_per_step}){fewer}"
+
+
+def _nodes_near(run: RunToPlan, nodes: int, groups: int, sequences: int) -> str:
+    """Return the most nodes, at least nine tenths of `nodes`, on which a pipeline shares `sequences`, or "".
+
+    groups: of tensor ranks, on a node. A number such as 2,978 = 2 × 1,489 leaves too many replicas, and 2,976
+    does not.
+    """
+    stages = range(2, min(run.model.num_hidden_layers, _MOST_STAGES) + 1)
+    tried = 0
+    for fewer in range(nodes - 1, math.ceil(0.9 * nodes) - 1, -1):
+        if any(fewer * groups % ranks == 0 and fewer * groups // ranks <= sequences for ranks in stages):
+            if search(run, [fewer]).ranked.get(fewer):
+                return f"{fewer} nodes"
+            tried += 1
+            if tried == _MOST_TRIED:
+                break
+    return ""
 
 
 def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloError:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from operator import attrgetter
 
 from kielo.plan.layer_seconds import BESIDE_COLLECTIVE
@@ -70,17 +71,24 @@ def strong_and_weak(
     first = strong[0].nodes
     weak = []
     for planned in strong:
-        grown = RunToPlan.of(_grown(run.recipe, planned.nodes, first), run.model)
+        grown = RunToPlan.of(_grown(run.recipe, Fraction(planned.nodes, first)), run.model)
         weak += search(grown, [planned.nodes]).ranked[planned.nodes][:1]
     return strong, weak
 
 
-def _grown(recipe: Recipe, nodes: int, first: int) -> Recipe:
-    """Return the recipe with nodes / first times the tokens in each step of each phase."""
+def with_larger_steps(run: RunToPlan, factor: float) -> RunToPlan | None:
+    """Return the run with `factor` times the tokens in each step, None if these are no whole sequences."""
+    grown = RunToPlan.of(_grown(run.recipe, Fraction(factor)), run.model)
+    is_whole = all(phase.tokens_per_step % phase.sequence_length == 0 for phase in grown.phases)
+    return grown if is_whole and all(phase.tokens_per_step for phase in grown.phases) else None
+
+
+def _grown(recipe: Recipe, factor: Fraction) -> Recipe:
+    """Return the recipe with `factor` times the tokens in each step of each phase."""
 
     def larger(part: Train | Phase) -> Train | Phase:
         tokens = part.tokens_per_step
-        return part.model_copy(update={"tokens_per_step": tokens and tokens * nodes // first})
+        return part.model_copy(update={"tokens_per_step": tokens and int(tokens * factor)})
 
     phases = tuple(larger(phase) for phase in recipe.phases)
     return recipe.model_copy(update={"train": larger(recipe.train), "phases": phases})

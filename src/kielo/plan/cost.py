@@ -11,6 +11,7 @@ from kielo.plan.planned_layout import PlannedLayout, workload
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import in_layout, on_devices
 from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
@@ -23,7 +24,7 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
     asked = {phase.number: phase for phase in run.phases}
     placement = resolved.placement
     shard = {"replicate": placement.layout.replicate, "shard": placement.layout.shard}
-    layout = run.recipe.layout.model_copy(update=shard)
+    layout = on_devices(run.recipe, placement.world_size).layout.model_copy(update=shard)
     shapes = []
     for phase, placed in zip(resolved.identity.phases, placement.phases, strict=True):
         length, tokens_per_step = phase.sequence_length, phase.tokens_per_step
@@ -172,10 +173,7 @@ def longest_pause_seconds(planned: PlannedLayout) -> float:
 
 def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
     """Return `recipe` with the planned layout and micro-batch."""
-    size = {"micro_batch_sequences": planned.micro_batch}
-    phases = tuple(phase.model_copy(update=size) for phase in recipe.phases)
-    train = recipe.train.model_copy(update=size)
-    return recipe.model_copy(update={"layout": planned.layout, "train": train, "phases": phases})
+    return in_layout(recipe, planned.layout, planned.micro_batch)
 
 
 def resolved_of(planned: PlannedLayout) -> Resolved:

@@ -15,6 +15,14 @@ _STEPS = [(1.25e8, 2**19, 6e-4), (3.5e8, 2**19, 3e-4), (7.6e8, 2**19, 2.5e-4), (
 _STEPS += [(2.7e9, 2**20, 1.6e-4), (6.7e9, 2**21, 1.2e-4), (1.3e10, 2**21, 1e-4), (1.75e11, 2**22, 6e-5)]
 # (parameters up to, tokens in the vocabulary, tokens of a sequence): from small shipped recipes to Llama 3's.
 _TEXT = ((3e7, 8192, 512), (3e8, 32_000, 1024), (1.2e9, 65_536, 2048), (float("inf"), 131_072, 4096))
+# (section, key, words) of what can be filled, in the order of the message.
+_TOLD = (
+    ("train", "tokens", f"train.tokens = {{:_}} ({TOKENS_PER_PARAMETER} a parameter)"),
+    ("train", "tokens_per_step", "tokens_per_step = {:_}"),
+    ("train", "learning_rate", "learning_rate = {:g}"),
+    ("dataset", "sequence_length", "sequences of {:_}"),
+    ("tokenizer", "vocab_size", "{:_} tokens in the vocabulary"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,28 +59,36 @@ def tokens_of_device_hours(hours: float, parameters: int, peak_tflops: float) ->
     return int(flops_of_device_hours(hours, peak_tflops) / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters))
 
 
-def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe of an idea with what a plan needs, and a line for each filled key.
+def with_usual_training(recipe: Recipe, is_idea: bool = False) -> tuple[Recipe, list[str]]:
+    """Return the recipe with what a plan needs, and a line on the filled keys.
 
-    Only keys that the recipe leaves out are filled, and only without a token budget. Recipes with phases or
-    weights stay as they are. Ready tokens are a budget, because they are counted.
+    Each key that the recipe leaves out is filled by the model's size. An idea (`is_idea`) cannot be run yet.
+    A complete recipe is filled only without a token budget, because otherwise it runs with its defaults.
+    Ready tokens are a budget, because they are counted. A recipe with weights stays as it is.
     """
     recipe = with_budget_of_ready_tokens(recipe)
-    if has_budget(recipe) or recipe.model.weights is not None:
+    if (has_budget(recipe) and not is_idea) or recipe.model.weights is not None:
         return recipe, []
-    usual = usual_training(parameters_asked(recipe))
-    vocab_size: float = recipe.model.vocab_size or recipe.tokenizer.vocab_size
+    given, train = recipe, recipe.train
+    budget = train.tokens or sum(phase.tokens for phase in recipe.phases)
+    usual = usual_training(parameters_asked(recipe), budget or None)
     if recipe.tokenizer.path is None and recipe.model.vocab_size is None:
-        recipe, vocab_size = _filled(recipe, "tokenizer", "vocab_size", usual.vocabulary_size)
-    recipe, length = _filled(recipe, "dataset", "sequence_length", usual.sequence_length)
-    recipe, step = _filled(recipe, "train", "tokens_per_step", max(usual.tokens_per_step, length))
-    recipe, rate = _filled(recipe, "train", "learning_rate", usual.learning_rate)
-    recipe, tokens = _filled(recipe, "train", "tokens", max(1, usual.tokens // step) * step)
-    return recipe, [
-        f"not set in the recipe, so as usual for this size: train.tokens = {tokens:_} "
-        f"({TOKENS_PER_PARAMETER} a parameter), tokens_per_step = {step:_}, learning_rate = {rate:g}, "
-        f"sequences of {length:_}, {vocab_size:_} tokens in the vocabulary"
+        recipe = _filled(recipe, "tokenizer", "vocab_size", usual.vocabulary_size)
+    has_step = "tokens_per_step" in train.model_fields_set
+    length = min(usual.sequence_length, train.tokens_per_step) if has_step else usual.sequence_length
+    recipe = _filled(recipe, "dataset", "sequence_length", length)
+    step = max(usual.tokens_per_step, recipe.dataset.sequence_length)
+    recipe = _filled(recipe, "train", "tokens_per_step", step)
+    recipe = _filled(recipe, "train", "learning_rate", usual.learning_rate)
+    if not budget:
+        step = recipe.train.tokens_per_step
+        recipe = _filled(recipe, "train", "tokens", max(1, usual.tokens // step) * step)
+    told = [
+        words.format(getattr(getattr(recipe, section), key))
+        for section, key, words in _TOLD
+        if key in getattr(recipe, section).model_fields_set - getattr(given, section).model_fields_set
     ]
+    return recipe, [f"not set in the recipe, so as usual for this size: {', '.join(told)}"] if told else []
 
 
 def parameters_asked(recipe: Recipe) -> int:
@@ -83,8 +99,8 @@ def parameters_asked(recipe: Recipe) -> int:
     return count(model.model_copy(update={"vocab_size": model.vocab_size or recipe.tokenizer.vocab_size}))
 
 
-def _filled(recipe: Recipe, section: str, key: str, value: int | float) -> tuple[Recipe, int | float]:
+def _filled(recipe: Recipe, section: str, key: str, value: int | float) -> Recipe:
     table = getattr(recipe, section)
     if key in table.model_fields_set:
-        return recipe, getattr(table, key)
-    return recipe.model_copy(update={section: table.model_copy(update={key: value})}), value
+        return recipe
+    return recipe.model_copy(update={section: table.model_copy(update={key: value})})

@@ -13,7 +13,7 @@ from kielo.plan.idea import FLOPS_PER_PARAMETER_AND_TOKEN, parameters_asked
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
-from kielo.resolve.complete_model import model_of_weights_here
+from kielo.resolve.complete_model import is_shape_of_absent_weights, model_of_weights_here
 from kielo.resolve.mixture_table import WORTH_OF_REPEATS
 from kielo.resolve.text import has_budget
 
@@ -157,7 +157,7 @@ def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe |
 
 def parameters_of(recipe: Recipe) -> int | None:
     """Return the parameters that the recipe asks for, or None for weights that are not on this machine."""
-    if recipe.model.weights is None:
+    if recipe.model.weights is None or is_shape_of_absent_weights(recipe.model):
         return parameters_asked(recipe)
     model = model_of_weights_here(recipe.model)
     return parameters_asked(recipe.model_copy(update={"model": model})) if model else None

@@ -107,6 +107,20 @@ class Partition(Section):
         return self
 
 
+class CpuNodes(Section):
+    """A site's nodes without devices, for jobs that need none. `account` is by default as in [jobs]."""
+
+    partitions: tuple[Partition, ...] = Field(min_length=1)
+    """Queues, the usual queue first."""
+    cores_per_node: int = Field(gt=0)
+    options: tuple[str, ...] = ()
+    account: str | None = None
+    """Pattern of the project's name."""
+    account_example: str = ""
+    billing_unit: str = ""
+    billed_per_node_hour: float | None = Field(None, gt=0)
+
+
 class Jobs(Section):
     """The form of a site's jobs, which `kielo launch` writes into their scripts."""
 
@@ -143,8 +157,15 @@ class Jobs(Section):
     node_folder: str = "/tmp"
     stripe: str = ""
     """Command that spreads a folder's files over the file system."""
+    cpu: CpuNodes | None = None
+    """Nodes without devices, whose CPUs run the same environment. Left out: every job is on nodes with
+    devices."""
     sources: dict[str, str]
     """Field of this table → source of its content, with a date."""
+
+    @property
+    def all_partitions(self) -> tuple[Partition, ...]:
+        return self.partitions + (self.cpu.partitions if self.cpu else ())
 
     @field_validator("environment", "environment_between_nodes")
     @classmethod
@@ -254,7 +275,7 @@ class Cluster(Section):
 
     @model_validator(mode="after")
     def _queues_fit_the_scheduler(self) -> "Cluster":
-        for queue in () if self.jobs is None or self.scheduler == "slurm" else self.jobs.partitions:
+        for queue in () if self.jobs is None or self.scheduler == "slurm" else self.jobs.all_partitions:
             if not queue.name or queue.qos or queue.constraint:
                 raise ValueError(
                     f"jobs.partitions: {queue.label} has no name, or has qos or constraint, which only Slurm "
@@ -286,6 +307,20 @@ def cluster(name: str) -> Cluster:
         return _card("clusters", name, Cluster)
     place = os.path.abspath(name)
     return _read_card(Path(name), Cluster, (place, os.path.getmtime(place) if os.path.exists(place) else 0))
+
+
+def on_cpu_nodes(site: Cluster, partition: str | None) -> Cluster:
+    """Return the card as jobs without devices see it: its CPU nodes, unless `partition` has devices."""
+    jobs = site.jobs
+    if jobs is None or jobs.cpu is None or partition in {one.label for one in jobs.partitions}:
+        return site
+    cpu = jobs.cpu
+    own = {"partitions": cpu.partitions, "options": cpu.options, "devices": ""}
+    if cpu.account is not None:
+        own |= {"account": cpu.account, "account_example": cpu.account_example}
+    limits = {"max_wall_hours": None, "max_nodes_per_job": None, "cpu_cores_per_node": cpu.cores_per_node}
+    billed = {"billing_unit": cpu.billing_unit, "billed_per_node_hour": cpu.billed_per_node_hour}
+    return site.model_copy(update={"jobs": jobs.model_copy(update=own), **limits, **billed})
 
 
 def is_own_card(name: str) -> bool:

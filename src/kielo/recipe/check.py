@@ -38,6 +38,7 @@ def check(
     parts = (
         _plain_names,
         _names,
+        _layouts,
         _sources,
         _shape,
         _model,
@@ -87,6 +88,24 @@ def _names(recipe: Recipe) -> Found:
             f"cluster = {recipe.cluster!r} has no card; `kielo clusters` lists all{meant}; "
             f"{a_new_card(recipe.cluster)}",
         )
+
+
+def _layouts(recipe: Recipe) -> Found:
+    seen = set()
+    for entry in recipe.layouts:
+        if entry.cluster not in clusters() and not is_own_card(entry.cluster):
+            meant = did_you_mean(entry.cluster, {name: [] for name in clusters()})
+            yield (
+                ("layouts",),
+                f"layouts, cluster = {entry.cluster!r} has no card; `kielo clusters` lists all{meant}",
+            )
+        for nodes in entry.nodes:
+            if (entry.cluster, nodes) in seen:
+                yield (
+                    ("layouts",),
+                    f"layouts: two entries name {nodes} nodes of {entry.cluster}. Fix: one of them",
+                )
+            seen.add((entry.cluster, nodes))
 
 
 def _without_card(key: str, code: str) -> str:

@@ -1,4 +1,5 @@
-"""Reads a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked `Recipe`.
+"""Reads a recipe: TOML, one level of `extends`, a variant, `--set`. A path or shipped name → a checked
+`Recipe`.
 
 Relative paths inside a recipe start at the folder in which `kielo` is started.
 """
@@ -24,8 +25,11 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
 from kielo.recipe.several_languages import KEY as LANGUAGES
-from kielo.recipe.several_languages import codes_of, filled, of_language
+from kielo.recipe.several_languages import PLACE, codes_of, filled, of_language
 from kielo.recipe.toml_text import TomlTable
+from kielo.recipe.variants import CHOICE, chosen_variant, is_choice, variants_of
+from kielo.recipe.variants import KEY as VARIANTS
+from kielo.recipe.variants import PLACE as VARIANT_PLACE
 
 # Folders of a run that stages replace as a whole. `train` is filled in place, and `raw` can hold a person's
 # text.
@@ -35,6 +39,8 @@ _BYTES_BELOW = 128
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
 WRITTEN = "# The recipe of this "  # begins a line of recipes that Kielo writes
 NOT_GIVEN = "not given"  # origin of a value that stands in for a missing value
+_VARIANT = ", variant "  # of the origin of a variant's values, before its name
+_AS_A_WHOLE = "`kielo run`, `plan`, `launch` and `status` take it as a whole"
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 _TEXT = re.compile(r"\.(txt|jsonl|tsv|csv|html?|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
 # In place of required values that are missing or broken, so that the rest can still be checked.
@@ -56,18 +62,23 @@ def read_recipe(
 
     reference: a path, the name of a shipped recipe, or a run folder, None for `sets` alone. sets:
     "section.key=value", the value in TOML, or plain text if it is no TOML or the key wants text. stand_ins:
-    values of keys that neither has. Raise KieloError with all complaints, and for a recipe of several
-    languages (`recipe_languages`) if `sets` chooses none.
+    values of keys that neither has. Raise KieloError with all complaints, and for a recipe of several runs
+    (`recipe_choices`) if `sets` chooses none.
     """
     label, data, origins, complaints = _values(reference, sets)
     try:
+        if names := variants_of(data, label):
+            raise KieloError(
+                f"{label}: a recipe of {len(names)} variants, and none is chosen. {_AS_A_WHOLE}. Fix: --set "
+                f"{CHOICE}={names[0]}"
+            )
         codes = codes_of(data, label)
         code = data.get("language")
         if codes and code not in codes:
             chosen = f"{code} is none of them" if code else "none is chosen"
             raise KieloError(
-                f"{label}: a recipe of {len(codes)} languages, and {chosen}. `kielo run`, `plan` and "
-                f"`status` take it as a whole. Fix: --set language={codes[0]}"
+                f"{label}: a recipe of {len(codes)} languages, and {chosen}. {_AS_A_WHOLE}. Fix: --set "
+                f"language={codes[0]}"
             )
         data = of_language(data, str(code), codes) if codes else data
         for key, value in (stand_ins or {}).items():
@@ -75,7 +86,7 @@ def read_recipe(
                 data[key] = value
                 origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
         if isinstance(data.get("language"), str):
-            data = filled(data, data["language"])
+            data = filled(data, PLACE, data["language"])
         recipe, found = _validate(data, origins, default_origin=label)
     except RecursionError:
         raise _too_deep(label) from None
@@ -86,33 +97,36 @@ def read_recipe(
     return Read(recipe, {key: _origin(key, origins, "default") for key in known if key not in sections})
 
 
-def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the codes of a recipe of several languages, which `language=CODE` in `sets` chooses from.
+def recipe_choices(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the texts for `sets` that choose the runs of a recipe of several: "language=et", "variant=13b".
 
-    () for a recipe of one language, and if `sets` has chosen.
+    () for a recipe of one run, and if `sets` has chosen.
     """
     label, data, _, _ = _values(reference, sets)
+    if names := variants_of(data, label):
+        return tuple(f"{CHOICE}={name}" for name in names)
     codes = codes_of(data, label)
-    return () if data.get("language") in codes else codes
+    return () if data.get("language") in codes else tuple(f"language={code}" for code in codes)
 
 
 def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read:
-    """Read a recipe as `read_recipe` does; of a recipe of several languages, the first language's."""
-    codes = recipe_languages(reference, sets)
-    return read_recipe(reference, [*sets, *(f"language={code}" for code in codes[:1])])
+    """Read a recipe as `read_recipe` does; of a recipe of several runs, the first language or variant."""
+    return read_recipe(reference, [*sets, *recipe_choices(reference, sets)[:1]])
 
 
 def _values(
     reference: str | Path | None, sets: Sequence[str]
 ) -> tuple[str, TomlTable, dict[str, str], list[Complaint]]:
     """Return the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
-    path = None if reference is None else find_recipe(str(reference))
+    path, variant = (None, "") if reference is None else _find(str(reference))
     label = "--set" if path is None else _label(path)
     try:
         data, origins = ({}, {}) if path is None else _with_base(path)
         if reference is not None and os.path.isdir(reference):  # it may have been moved
             data["folder"], origins["folder"] = str(reference), label
-        return label, data, origins, [found for text in sets if (found := _apply_set(text, data, origins))]
+        data = _of_variant(data, origins, label, chosen_variant(sets) or variant)
+        of_keys = [text for text in sets if not is_choice(text)]
+        return label, data, origins, [found for text in of_keys if (found := _apply_set(text, data, origins))]
     except RecursionError:
         raise _too_deep(label) from None
 
@@ -121,8 +135,43 @@ def _too_deep(label: str) -> KieloError:
     return KieloError(f"{label} or --set: tables are nested too deep. Fix: at most two levels")
 
 
+def _of_variant(data: TomlTable, origins: dict[str, str], label: str, name: str) -> TomlTable:
+    """Return the values with variant `name` over them; without a name, as they are."""
+    names = variants_of(data, label)
+    if not name:
+        return data
+    if name not in names:
+        fix = f"{CHOICE}={names[0]}" if names else "leave it out"
+        raise KieloError(f"{CHOICE} = {name}: {label} has {', '.join(names) or 'no variants'}. Fix: {fix}")
+    below, own = {key: value for key, value in data.items() if key != VARIANTS}, data[VARIANTS][name]
+    _replace_shape(_leaves(own), below, origins)
+    if {"layout", "layouts"} & set(own):
+        below.pop("layouts", None)
+    origins |= dict.fromkeys(_leaves(own), f"{label}{_VARIANT}{name}")
+    return filled(_overlay(below, own), VARIANT_PLACE, name)
+
+
 def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
+
+
+def is_shipped(reference: str) -> bool:
+    """Return True for the name of a shipped recipe or of its variant."""
+    return _shipped(reference) is not None
+
+
+def _shipped(reference: str) -> tuple[Path, str] | None:
+    """Return the file and the variant of a shipped name, "" for no variant."""
+    shipped = shipped_recipes()
+    if reference.endswith(".toml") or "/" in reference:
+        return None
+    if reference in shipped:
+        return shipped[reference], ""
+    for name, path in shipped.items():
+        variant = reference.removeprefix(f"{name}_")
+        if variant != reference and variant in read_toml(path).get(VARIANTS, {}):
+            return path, variant
+    return None
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -197,16 +246,19 @@ def _fix(path: Path, fix: str) -> str:
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
     """Return the file of a path, a shipped name or a run folder. Paths start at `beside`, if it is given."""
-    shipped = shipped_recipes()
-    looks_like_path = reference.endswith(".toml") or "/" in reference
-    if not looks_like_path and reference in shipped:
-        return shipped[reference]
-    path = (beside or Path()) / reference
+    return _find(reference, beside)[0]
+
+
+def _find(reference: str, beside: Path | None = None) -> tuple[Path, str]:
+    """Return the file, as `find_recipe` does, and the variant that a shipped name chooses, or ""."""
+    if (found := _shipped(reference)) is not None:
+        return found
+    shipped, path = shipped_recipes(), (beside or Path()) / reference
     if path.is_file():
-        return path
+        return path, ""
     if path.is_dir():
         if (path / RUN_RECIPE_NAME).is_file():
-            return path / RUN_RECIPE_NAME
+            return path / RUN_RECIPE_NAME, ""
         run = next((folder for folder in path.parents if (folder / RUN_RECIPE_NAME).is_file()), None)
         raise KieloError(
             f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder. "
@@ -240,20 +292,26 @@ def _with_base(path: Path) -> tuple[TomlTable, dict[str, str]]:
         return data, dict.fromkeys(_leaves(data), _label(path))
     if not isinstance(base_reference, str) or not base_reference:
         raise KieloError(f"{path}: extends = {base_reference!r} does not fit. Fix: a path or shipped name")
-    base_path = find_recipe(base_reference, beside=path.parent)
+    base_path, variant = _find(base_reference, beside=path.parent)
     base = read_toml(base_path)
     if "extends" in base:
         raise KieloError(
             f"{path}: extends {base_path}, which itself extends {base['extends']!r}; a single level is "
             f"allowed. Fix: extends = {base['extends']!r}, or copy the values"
         )
+    of_base = dict.fromkeys(_leaves(base), _label(base_path))
+    if variant:
+        base = _of_variant(base, of_base, _label(base_path), variant)
     own = dict.fromkeys(_leaves(data), _label(path))
     _replace_shape(own, base)
+    if {"layout", "layouts"} & set(data):
+        base.pop("layouts", None)
     for key, other in (("language", LANGUAGES), (LANGUAGES, "language")):
         if key in data:
             base.pop(other, None)
     above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
-    origins = {leaf: _label(base_path) for leaf in _leaves(base) if leaf not in above} | own
+    inherited = [leaf for leaf in _leaves(base) if leaf not in above]
+    origins = {leaf: of_base.get(leaf, _label(base_path)) for leaf in inherited} | own
     return _overlay(base, data), origins
 
 
@@ -286,11 +344,24 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
             return Complaint((key,), f"--set {text}: {part} holds a value, so {key} does not exist")
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
+    _set_layout(key, data, origins)
     if key == LANGUAGES and origins.get("language") != "--set":
         data.pop("language", None)
     table[parts[-1]] = _value(raw.strip(), parts)
     origins[key] = "--set"
     return None
+
+
+def _set_layout(key: str, data: TomlTable, origins: dict[str, str]) -> None:
+    """Remove layouts of numbers of nodes, or their micro-batches, for a `key` that --set gives."""
+    if origins.get("layouts") == "--set":
+        return
+    if key.startswith("layout."):
+        data.pop("layouts", None)
+        origins.pop("layouts", None)
+    elif key == "train.micro_batch_sequences":
+        for entry in data.get("layouts", ()):
+            entry.pop("micro_batch_sequences", None)
 
 
 def _on_quotes(text: str) -> str:
@@ -358,8 +429,13 @@ def _validate(
             recipe = Recipe.model_validate(_overlay(_STAND_INS, rest))
         except ValidationError:
             return None, complaints
-    layers = {default_origin: None if _is_written(default_origin) else 1, "--set": 2}
-    found = check(recipe, origin, lambda key: layers.get(origin(key), 0))
+    own_layer = None if _is_written(default_origin) else 1
+
+    def layer(key: str) -> int | None:
+        of = origin(key)
+        return own_layer if of == default_origin else 3 if of == "--set" else 2 if _VARIANT in of else 0
+
+    found = check(recipe, origin, layer)
     return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
 
 

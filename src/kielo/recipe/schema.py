@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kielo.recipe import variants
 from kielo.recipe.cards import clusters, languages
 from kielo.recipe.sections import Recipe
 from kielo.recipe.several_languages import DESCRIPTION, KEY
@@ -26,8 +27,15 @@ def json_schema() -> dict[str, Any]:
         "minItems": 1,
         "description": DESCRIPTION,
     }
-    # In a recipe of several languages the names have {language} in them.
-    properties["name"]["pattern"] = r"^([A-Za-z0-9]|\{language\})([A-Za-z0-9_.-]|\{language\})*$"
+    properties[variants.KEY] = {
+        "type": "object",
+        "additionalProperties": {"type": "object"},
+        "minProperties": 1,
+        "description": variants.DESCRIPTION,
+    }
+    # In a recipe of several runs the names have {language} or {variant} in them.
+    place = r"\{(language|variant)\}"
+    properties["name"]["pattern"] = rf"^([A-Za-z0-9]|{place})([A-Za-z0-9_.-]|{place})*$"
     properties["cluster"]["anyOf"] = [{"enum": clusters()}, {"pattern": r"\.toml$"}]
     required = [key for key in schema.pop("required", []) if key != "language"]
     schema["if"] = {"not": {"required": ["extends"]}}

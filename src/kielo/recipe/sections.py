@@ -537,8 +537,9 @@ class Layout(Section):
     """Stages on each rank. Default: 1; 2 in schedules that interleave. Only with pipeline of 2 or more."""
     pipeline_layers: tuple[int, ...] | None = None
     """Layers of each stage, in order. Default: split by cost. Only with pipeline of 2 or more."""
-    replicate: PositiveInt = 1
-    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding)."""
+    replicate: int = Field(1, ge=0)
+    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding). 0: all remaining ranks.
+    0 needs a shard above 0."""
     shard: int = Field(0, ge=0)
     """Ranks that split parameters, gradients and optimiser state. 0: all remaining ranks."""
     context: PositiveInt = 1
@@ -576,6 +577,19 @@ class Layout(Section):
     @property
     def recomputed(self) -> frozenset[str]:
         return frozenset(self.recompute.split("+")) - {"none"}
+
+
+class LayoutOnNodes(Section):
+    """An entry of [[layouts]]: the whole layout on these numbers of nodes, in place of [layout]."""
+
+    cluster: str
+    """Cluster card of these nodes."""
+    nodes: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Numbers of nodes."""
+    micro_batch_sequences: PositiveInt | None = None
+    """Sequences per forward on one rank. Default: train.micro_batch_sequences."""
+    layout: Layout
+    """Keys of [layout]. A key that is left out has its own default, not the value of [layout]."""
 
 
 class BatchRamp(Section):
@@ -932,6 +946,9 @@ class Recipe(RecipeIdentity):
     """Cluster card: its accelerator's peak, and the machine that plans count with."""
     nodes: tuple[PositiveInt, ...] = ()
     """Numbers of nodes of the cluster that the layout is meant for. Plans use them by default."""
+    layouts: tuple[LayoutOnNodes, ...] = ()
+    """Layouts for some numbers of nodes. A layout by --set, or of a recipe that extends this recipe, removes
+    them."""
     machine: str = ""
     """Card of your own machine for plans, made by `kielo plan calibrate`."""
     corpus: Corpus

@@ -62,7 +62,8 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
 
 
 def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> TomlTable:
-    own = filled({key: value for key, value in data.items() if key != KEY} | {"language": code}, code)
+    own = {key: value for key, value in data.items() if key != KEY} | {"language": code}
+    own = filled(own, PLACE, code)
     corpus = own.get("corpus")
     if isinstance(corpus, dict) and isinstance(corpus.get("sources"), list):
         mine = [source for source in corpus["sources"] if not _is_of_others(source, code, codes)]
@@ -70,13 +71,14 @@ def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> Tom
     return own
 
 
-def filled(value: Any, code: str) -> Any:
+def filled(value: Any, place: str, text: str) -> Any:
+    """Return the value with `text` for each `place` in its texts and keys."""
     if isinstance(value, str):
-        return value.replace(PLACE, code)
+        return value.replace(place, text)
     if isinstance(value, Mapping):
-        return {filled(key, code): filled(entry, code) for key, entry in value.items()}
+        return {filled(key, place, text): filled(entry, place, text) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [filled(entry, code) for entry in value]
+        return [filled(entry, place, text) for entry in value]
     return value
 
 

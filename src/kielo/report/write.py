@@ -25,6 +25,7 @@ from kielo.artifact.durable import (
     write_own_text,
 )
 from kielo.artifact.manifest import read_manifest
+from kielo.artifact.metrics import HeldOutScore
 from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_json import write_json
 from kielo.recipe.amounts import format_seconds, short_amount
@@ -105,7 +106,7 @@ def render_comparison(runs: Sequence[Gathered]) -> str:
         runs=runs,
         notes=_notes(folders),
         curves=comparison_curves(runs, names, figures.WIDE) + comparison_curves(runs, names, figures.NARROW),
-        scores=_table(SCORES, runs),
+        scores=[*_table(SCORES, runs), *scores_by_text(runs)],
         speed=_table(SIZE_AND_SPEED, runs),
         settings=differing_settings(runs),
     )
@@ -190,6 +191,37 @@ def _table(rows: Sequence[Row], runs: Sequence[Gathered]) -> list[tuple[str, ...
     """Return the rows for which a run has a value, with a dash for runs without it."""
     filled = [(name, [str(value(run) or "–") for run in runs]) for name, value in rows]
     return [(name, *cells) for name, cells in filled if set(cells) != {"–"}]
+
+
+def scores_by_text(runs: Sequence[Gathered]) -> list[tuple[str, ...]]:
+    """Return the last score on each held-out text that several runs share, as a source of one or of many."""
+    if not any(_has_sets(run) for run in runs):  # the rows of all held-out text say it
+        return []
+    of_runs = [_last_sets(run) for run in runs]
+    names = dict.fromkeys(name for sets in of_runs for name in sets)
+    rows = []
+    for name in (name for name in names if sum(name in sets for sets in of_runs) > 1):
+        found = [sets.get(name) for sets in of_runs]
+        for what, key in (("bits per byte", "bits_per_byte"), ("loss", "loss")):
+            values = [None if one is None else getattr(one, key) for one in found]
+            if any(value is not None for value in values):
+                cells = ("–" if value is None else f"{value:.3f}" for value in values)
+                rows.append((f"Last held-out {what} on {name}", *cells))
+    return rows
+
+
+def _has_sets(run: Gathered) -> bool:
+    return bool(run.training and run.training.heldout and run.training.heldout[-1].heldout_sets)
+
+
+def _last_sets(run: Gathered) -> Mapping[str, HeldOutScore]:
+    """Return text → its last score. The held-out text of a run with one source is that source's."""
+    if not run.training or not run.training.heldout:
+        return {}
+    last, sources = run.training.heldout[-1], run.recipe.corpus.sources
+    if last.heldout_sets is not None or len(sources) > 1:
+        return last.heldout_sets or {}
+    return {sources[0].name: HeldOutScore(loss=last.heldout_loss, bits_per_byte=last.heldout_bits_per_byte)}
 
 
 def differing_settings(runs: Sequence[Gathered]) -> list[tuple[str, ...]]:

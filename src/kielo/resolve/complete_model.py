@@ -12,21 +12,34 @@ from kielo.tokenizer.load import tokenizer_facts
 
 # All other keys of [model] come from config.json.
 KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple", "transplant", "transplant_vectors")
+# What a plan needs of weights that are not on this machine.
+_SHAPE = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
 
 
-def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int) -> CompleteModel:
+def complete_model(
+    recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, is_imagined: bool = False
+) -> CompleteModel:
     """Return the model section with every derived key set, from config.json if it has weights.
 
-    `rules.py` checks whether the vocabulary and the sequences fit the model.
+    is_imagined: the model is planned before there is a text. If its weights are not on this machine, it has
+    the recipe's shape. `rules.py` checks whether the vocabulary and the sequences fit the model.
     """
     model, length = recipe.model, max(phase.sequence_length for phase in asked)
-    if model.weights is not None:
+    if model.weights is not None and not (is_imagined and is_shape_of_absent_weights(model)):
         model = _model_of_weights(model)
     positions = model.max_position_embeddings or length
     model = model.model_copy(update={"vocab_size": model.vocab_size or tokenizer_vocab_size})
     if model.params is not None:
         model = with_shape(model.model_copy(update={"max_position_embeddings": positions}))
     return complete(model, positions)
+
+
+def is_shape_of_absent_weights(model: Model) -> bool:
+    """Return True if the recipe gives the shape of weights that are not on this machine."""
+    needed = _SHAPE if model.transplant else _SHAPE | {"vocab_size"}
+    return (
+        needed <= model.model_fields_set and model.weights is not None and weights_here(model.weights) is None
+    )
 
 
 def _model_of_weights(model: Model) -> Model:
@@ -73,12 +86,14 @@ def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
 def overridden_in_words(model: Model) -> str:
     """Return the keys and files without effect, of [model] and the folder of weights, as text; or ""."""
     found = model_of_weights_here(model)
-    said, keys = [], []
-    for key in overridden_by_weights(model):
-        there = f" ({getattr(found, key)} there)" if found else ""
-        keys.append(f"model.{key} = {getattr(model, key)}{there}")
-    if keys:
-        said.append(f"not used, because config.json of {model.weights} replaces it: {', '.join(keys)}")
+    keys = [
+        f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
+        for key in overridden_by_weights(model)
+    ]
+    why = f"not used, because config.json of {model.weights} replaces it"
+    if is_shape_of_absent_weights(model):
+        why = f"only for plans, because {model.weights} is not on this machine"
+    said = [f"{why}: {', '.join(keys)}"] if keys else []
     folder = model.weights and weights_here(model.weights)
     if folder and found and (passed_over := keys_passed_over(folder)):
         said.append(

@@ -15,6 +15,7 @@ from kielo.models.parameter_shapes import parameters
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.read import run_folder as folder_of_run
 from kielo.recipe.sections import (
@@ -79,18 +80,18 @@ def resolve(
     software of a plan for the recipe's cluster. Raise KieloError for missing stages, for text that another
     recipe made, and with every impossible number.
     """
-    run_folder = Path(run_folder)
+    run_folder, is_imagined = Path(run_folder), text is not None
     if not 1 <= world_size <= _MOST_RANKS:
         raise KieloError(f"--ranks {world_size} does not fit. Fix: 1 to {_MOST_RANKS:,}")
     if text is None:
         text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
-    recipe = with_budget(recipe, text)
+    recipe = _with_replicas(on_devices(with_budget(recipe, text), world_size), world_size)
     software = software or planned(cluster(recipe.cluster))
     recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
     machine = rules.Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     asked = full_phases(recipe)
-    model = complete_model(recipe, asked, text.vocabulary_size)
+    model = complete_model(recipe, asked, text.vocabulary_size, is_imagined)
     case = rules.Case(recipe, model, machine, asked, text.vocabulary_size)
     found = rules.complaints(case, (*rules.MACHINE_RULES, *rules.MODEL_RULES, *rules.LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
@@ -137,7 +138,7 @@ def case_before_text(recipe: Recipe, text: Text | None = None) -> rules.Case:
     By default `text` is as much as the recipe asks for.
     """
     text = text or imagined_text(recipe)
-    model = complete_model(recipe, full_phases(recipe), text.vocabulary_size)
+    model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, is_imagined=True)
     machine = rules.Machine(software=planned(cluster(recipe.cluster)))
     case = rules.Case.of(recipe, model, machine, text.vocabulary_size)
     rules.refuse(recipe, rules.complaints(case, rules.MODEL_RULES))
@@ -269,6 +270,16 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
             f"{lines}\n{way} to the old values, give the recipe another name or folder, or move this folder "
             "away to start again"
         )
+
+
+def _with_replicas(recipe: Recipe, world_size: int) -> Recipe:
+    """Return the recipe with the number of copies that replicate = 0 asks for."""
+    layout = recipe.layout
+    if layout.replicate:
+        return recipe
+    group = layout.pipeline * layout.context * layout.tensor * max(1, layout.shard)
+    copies = max(1, world_size // group) if layout.shard else 1
+    return recipe.model_copy(update={"layout": layout.model_copy(update={"replicate": copies})})
 
 
 def _with_axes(layout: Layout, world_size: int) -> Layout:

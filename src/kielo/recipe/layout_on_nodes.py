@@ -1,0 +1,25 @@
+"""The layout of a recipe on a number of nodes: `[layout]`, or the entry of `[[layouts]]` that names them."""
+
+from kielo.recipe.cards import cluster
+from kielo.recipe.sections import Layout, Recipe
+
+
+def in_layout(recipe: Recipe, layout: Layout, micro_batch: int | None) -> Recipe:
+    """Return `recipe` with this layout on every number of nodes. micro_batch: None for the recipe's own."""
+    size = {} if micro_batch is None else {"micro_batch_sequences": micro_batch}
+    phases = tuple(phase.model_copy(update=size) for phase in recipe.phases)
+    train = recipe.train.model_copy(update=size)
+    return recipe.model_copy(update={"layout": layout, "layouts": (), "train": train, "phases": phases})
+
+
+def on_nodes(recipe: Recipe, nodes: float) -> Recipe:
+    """Return `recipe` with its layout on this number of nodes of its cluster."""
+    for entry in recipe.layouts:
+        if entry.cluster == recipe.cluster and nodes in entry.nodes:
+            return in_layout(recipe, entry.layout, entry.micro_batch_sequences)
+    return recipe.model_copy(update={"layouts": ()}) if recipe.layouts else recipe
+
+
+def on_devices(recipe: Recipe, devices: int) -> Recipe:
+    """Return `recipe` with its layout on this number of devices of its cluster."""
+    return on_nodes(recipe, devices / cluster(recipe.cluster).devices_per_node) if recipe.layouts else recipe
