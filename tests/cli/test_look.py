@@ -113,7 +113,7 @@ def test_recipes_are_listed_and_copied_once(capsys, tmp_path, monkeypatch) -> No
     assert "own_text.toml exists already, and nothing was written" in capsys.readouterr().err
     assert Path("own_text.toml").read_text() == "mine"
     assert main(["recipes", "--copy", "none"]) == 1
-    assert "--copy none: no shipped recipe. Fix: one of bloom_176b" in capsys.readouterr().err
+    assert "--copy none: no shipped recipe. Fix: one of bluumi_176b" in capsys.readouterr().err
 
 
 def test_cards_and_formats_are_listed(capsys) -> None:

@@ -21,7 +21,7 @@ SETS = ["checkpoint.every_steps=500", "checkpoint.memory_every_steps=50"]
 
 def on_node(run: RunToPlan, nodes: int = 1, **layout) -> PlannedLayout:
     keys = {"shard": 8 * nodes, "zero": 3, "recompute": "full"} | layout
-    shape = run.recipe.layout.model_copy(update=keys)
+    shape = run.recipe.layout.model_copy(update={"replicate": 1} | keys)
     return plan_layouts(run, [(shape, nodes, 1)])[0]
 
 

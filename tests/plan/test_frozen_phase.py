@@ -15,7 +15,7 @@ from tests.verify.test_rehearse import planned
 def test_a_plan_counts_the_cheaper_phase():
     """Norwegian 7B: two thirds of the layers' FLOPs, and moments of the embedding and the head alone."""
     run = run_of("norwegian_7b_warm")
-    layout = run.recipe.layout.model_copy(update={"shard": 128})
+    layout = run.recipe.layout.model_copy(update={"shard": 128, "replicate": 1})
     frozen, whole = (plan_layouts(run, [(layout, 16, 2)], phase)[0] for phase in full_phases(run.recipe))
     assert 0.62 < frozen.step_seconds / whole.step_seconds < 0.8
     sizes = {name: prod(shape) for name, shape in parameter_shapes(run.model).items()}

@@ -66,7 +66,7 @@ model.position_bucket_size 32 >0 whole
 model.initializer_range 0.02 >0
 layout.pipeline 1 >0 whole
 layout.pipeline_stages_per_rank None >0 whole
-layout.replicate 1 >0 whole
+layout.replicate 1 >=0 whole
 layout.shard 0 >=0 whole
 layout.context 1 >0 whole
 layout.tensor 1 >0 whole

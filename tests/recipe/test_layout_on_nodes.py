@@ -15,8 +15,8 @@ extends = "viking_7b"
 train.micro_batch_sequences = 2
 [layout]
 zero = 3
-replicate = 1
 shard = 0
+replicate = 1
 [[layouts]]
 cluster = "lumi_g"
 nodes = [2, 4]

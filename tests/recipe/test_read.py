@@ -209,10 +209,10 @@ def test_files_that_are_no_recipes(tmp_path):
 
 
 def test_shipped_recipes_are_toml_files():
-    """A name is the file's stem, of a recipe for any language with its code."""
+    """A name is the file's stem, of a recipe of several runs with the language or the variant."""
     for name, path in shipped_recipes().items():
         given = tomllib.loads(path.read_text(encoding="utf-8"))["name"]
-        assert given.removesuffix("_{language}") == name
+        assert given.removesuffix("_{language}").removesuffix("_{variant}") == name
 
 
 SHAPE = "[model]\nhidden_size = 64\nnum_attention_heads = 4\nhead_dim = 8\nvocab_multiple = 32\n"
