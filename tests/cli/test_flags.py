@@ -14,7 +14,7 @@ R = {"recipe": "r", "sets": []}
 MACHINE = {"cluster": None, "nodes": None, "machine": None, "json": False}
 PLAN = MACHINE | {
     "recipe": None, "sets": [], "params": None, "budget": None, "corpus": None, "wide": False, "top": None,
-    "all": False, "plot": None, "failures": None, "wall_hours": None,
+    "all": False, "plot": None, "batch": False, "failures": None, "wall_hours": None,
 }  # fmt: skip
 LAUNCH = R | {
     "cluster": None, "nodes": None, "ladder": None, "pack": None, "account": None, "dry_run": False,
@@ -65,7 +65,7 @@ TYPED: list[tuple[str, dict]] = [
     ("plan r --cluster a --nodes b --machine c --json --budget d --corpus e --wide --top 3 --all --plot f "
      "--failures --wall-hours 2.5 --params g --set h=i", {
         "recipe": "r", "sets": ["h=i"], "params": "g", "cluster": "a", "nodes": "b", "machine": "c",
-        "json": True, "budget": "d", "corpus": "e", "wide": True, "top": 3, "all": True, "plot": "f",
+        "json": True, "budget": "d", "corpus": "e", "wide": True, "top": 3, "all": True, "plot": "f", "batch": False,
         "failures": "", "wall_hours": 2.5,
     }),
     ("plan --failures llama3", PLAN | {"failures": "llama3"}),

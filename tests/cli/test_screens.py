@@ -204,8 +204,10 @@ def test_a_plan_answers_in_a_short_table(capsys, monkeypatch: pytest.MonkeyPatch
     assert main(["plan", "poro_34b", "--nodes", "64"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "model\tbloom, 34.2 billion parameters" in lines
-    titles = next(line for line in lines if line.startswith("nodes")).split("\t")
-    rows = [line.split("\t") for line in lines if line.startswith("64\t")]
+    titles = next(line for line in lines if line.startswith("nodes\ttokens/s")).split("\t")
+    hours = [line.split("\t") for line in lines if line.startswith("64\t") and "hours\t" in line]
+    rows = [line.split("\t") for line in lines if line.startswith("64\t") and "hours\t" not in line]
+    assert [row[1] for row in hours] == ["device-hours", "GPU-hours"]
     assert titles == ["nodes", "tokens/s", "GB", "days", "device-hours", "GPU-hours", "layout"]
     assert 2 <= len(rows) <= 10 and [row for row in rows if row[-1].endswith("*")]
     for row in rows:  # LUMI bills a whole MI250X, which is two devices

@@ -186,9 +186,13 @@ def test_dry_runs_of_every_card_list_the_paths(elsewhere: Path, tmp_path: Path, 
     cards = [card for card in map(cluster, clusters()) if card.jobs is not None and card.scheduler != "none"]
     assert len(cards) >= 15
     for name, of_site in ((card.name, card.jobs) for card in cards):
-        account = of_site.account_example
-        flags = ["--cluster", name, *(["--account", account] if account else []), "--hours", "1", "--dry-run"]
-        for more in (["--nodes", "1"], ["--pack", "2"]):
+        packs = of_site.cpu or of_site
+        for account, more in (
+            (of_site.account_example, ["--nodes", "1"]),
+            (packs.account_example, ["--pack", "2"]),
+        ):
+            flags = ["--cluster", name, "--hours", "1", "--dry-run"]
+            flags += ["--account", account] if account else []
             capsys.readouterr()
             assert main(["launch", str(recipe_file), *flags, *more, "--json"]) == 0, name
             listed = {one["path"]: one["use"] for one in json.loads(capsys.readouterr().out)["paths"]}

@@ -50,7 +50,7 @@ def test_status_is_one_screen(run, capsys) -> None:
     assert rows["step"] == "40, loss 2.5000"
     assert rows["speed"] == "150,000 tokens/s; planned 177,000, so 85%"
     assert rows["left"].startswith("2:00:00 of training, 20")
-    assert " in 3 attempts; forecast 8" in rows["spent"]
+    assert " in 3 attempts; forecast 7" in rows["spent"]
     assert rows["last stop"] == "job 11: requeue. stopped after step 40"
     assert rows["left out"] == "nid1"
 

@@ -300,7 +300,8 @@ def _refuse_without(command: Sequence[str], scheduler: str) -> None:
         raise NoAnswer(f"{scheduler}'s commands are not on this machine")
 
 
-def _run(command: Sequence[str], limit: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], limit: float | None = None) -> subprocess.CompletedProcess[str]:
+    limit = limit or LIMIT_SECONDS
     # SQUEUE_PARTITION and others would hide jobs. Answers are parsed, so they must not be translated.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     own["LC_ALL"] = "C"
