@@ -94,8 +94,10 @@ def switch(name: str, default: bool) -> Key:
     return Key(name, kind=SWITCH, default=default, is_family_default=True)
 
 
-def sizes(vocabulary: int, hidden: int, inside: int, layers: int, heads: int) -> tuple[Key, ...]:
-    """Return the entries of the five sizes of every model, with these defaults."""
+def sizes(
+    vocabulary: int | None, hidden: int, inside: int | None, layers: int, heads: int
+) -> tuple[Key, ...]:
+    """Return the entries of the five sizes of every model, with these defaults, None for a required key."""
     return (
         Key("vocab_size", kind=SIZE, default=vocabulary),
         Key("hidden_size", kind=SIZE, default=hidden),
@@ -141,9 +143,9 @@ def only(theirs: str, *known: object, is_written: bool = False) -> Choice:
     return Choice(*known, ours=None, theirs=theirs, is_written=is_written)
 
 
-def fixed(ours: str, *known: object, theirs: str | None = None, is_written: bool = True) -> Choice:
+def fixed(ours: str, *known: object, theirs: str | None = None) -> Choice:
     """Return the entry of a key of [model] that has only these values in this family."""
-    return Choice(*known, ours=ours, theirs=theirs, is_written=is_written)
+    return Choice(*known, ours=ours, theirs=theirs)
 
 
 class Unread(Entry):
@@ -161,21 +163,14 @@ class Unread(Entry):
         return {key: value(model) if callable(value) else value for key, value in self._written.items()}
 
 
-class HeadWidth(Entry):
+class HeadWidth(Key):
     """The width of a head: config.json's head_dim. default: None for hidden_size / heads, also for null."""
 
-    ours = ("head_dim",)
-
     def __init__(self, default: int | None = None):
-        self._default = default
+        super().__init__("head_dim", kind=SIZE, default=default, null=NO_NULL if default else None)
 
     def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
-        null = None if self._default is None else NO_NULL
-        width = reader.value(("head_dim",), SIZE, self._default, null)
-        return {"head_dim": width or _derived_width(reader, values)}
-
-    def write(self, model: CompleteModel) -> dict[str, object]:
-        return {"head_dim": model.head_dim}
+        return {"head_dim": super().read(reader, values)["head_dim"] or _derived_width(reader, values)}
 
 
 class WholeHeads(Entry):

@@ -264,7 +264,10 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:
-        return f"{stands}: all ranks wait for each other: {_lines(beats)}"
+        why = "Mismatched collectives are a bug of the program: a restart will hang again"
+        if len({beat.at for beat in beats}) == 1:
+            why = "The network probably lost a message. Fix: start again"
+        return f"{stands}: all ranks wait for each other: {_waiting(beats)}. {why}"
     first = beats[hang.ranks[0]] if beats else None
     during = f" after step {first.step}, during {first.doing}" if first else ""
     return (
@@ -291,12 +294,6 @@ def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states:
     verb = "waits" if len(others) == 1 else "wait, the first"
     waiting = f", while {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
     return f"{some(named, _MOST_NAMED)}{waiting}"
-
-
-def _lines(beats: Sequence[Beat]) -> str:
-    if len({beat.at for beat in beats}) == 1:
-        return f"{_waiting(beats)}. The network probably lost a message. Fix: start again"
-    return f"{_waiting(beats)}. Mismatched collectives are a bug of the program: a restart will hang again"
 
 
 def _waiting(beats: Sequence[Beat]) -> str:

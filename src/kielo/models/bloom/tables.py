@@ -5,11 +5,13 @@ config has none: max_position_embeddings is `seq_length`, the length of training
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
 from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces, of_layers
-from kielo.models.piece import Piece, fused_by_head
+from kielo.models.gpt_neox.tables import megatron_modules, megatron_piece
+from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
@@ -21,16 +23,7 @@ IGNORED = ()
 BASE_MODEL_PREFIX = "transformer."
 
 _TRAINED_LENGTH = 2048  # of every BLOOM
-_MODULES = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attention.query_key_value",
-    "attention.k": "self_attention.query_key_value",
-    "attention.v": "self_attention.query_key_value",
-    "attention.o": "self_attention.dense",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.up": "mlp.dense_h_to_4h",
-    "mlp.down": "mlp.dense_4h_to_h",
-}
+_MODULES = megatron_modules("self_attention")
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
@@ -43,15 +36,13 @@ def other_parameters(config: CompleteModel) -> OtherParameters:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    def piece(ours: str, stored: str) -> Piece:
-        return fused_by_head(stored, config.head_dim).get(ours.removeprefix("attention."), Piece(stored))
-
     first = {"embed.weight": "transformer.word_embeddings.weight"}
     last = {}
     for kind in ("weight", "bias"):
         first[f"embed_norm.{kind}"] = f"transformer.word_embeddings_layernorm.{kind}"
         last[f"norm.{kind}"] = f"transformer.ln_f.{kind}"
     last["head.weight"] = "lm_head.weight"
+    piece = partial(megatron_piece, config)
     return model_pieces(config, _MODULES, _MODULES, "transformer.h", (first, last), piece)
 
 

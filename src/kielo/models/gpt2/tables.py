@@ -18,9 +18,7 @@ _ACTIVATIONS = ("gelu_new", "gelu", "gelu_fast", "gelu_pytorch_tanh", "relu", "s
 _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _LAYER_MODULES = {
     "attention_norm": "ln_1",
-    "attention.q": "attn.c_attn",
-    "attention.k": "attn.c_attn",
-    "attention.v": "attn.c_attn",
+    **{f"attention.{part}": "attn.c_attn" for part in "qkv"},
     "attention.o": "attn.c_proj",
     "mlp_norm": "ln_2",
     "mlp.up": "mlp.c_fc",

@@ -1,6 +1,7 @@
 """GPT-NeoX as tables. Keys of dropout, which is 0 in published files, are not read."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from kielo.models.config_keys import (
     Entry,
@@ -26,16 +27,26 @@ IGNORED = (r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$")
 BASE_MODEL_PREFIX = "gpt_neox."
 
 _ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
-_LAYER_MODULES = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "attention.query_key_value",
-    "attention.k": "attention.query_key_value",
-    "attention.v": "attention.query_key_value",
-    "attention.o": "attention.dense",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.up": "mlp.dense_h_to_4h",
-    "mlp.down": "mlp.dense_4h_to_h",
-}
+
+
+def megatron_modules(attention: str) -> dict[str, str]:
+    """Return our modules of a layer → Megatron-LM's, which BLOOM's files have too, by attention's name."""
+    return {
+        "attention_norm": "input_layernorm",
+        **{f"attention.{part}": f"{attention}.query_key_value" for part in "qkv"},
+        "attention.o": f"{attention}.dense",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    }
+
+
+def megatron_piece(config: CompleteModel, ours: str, stored: str) -> Piece:
+    """Return a module's piece of a stored tensor. Queries, keys and values are fused head by head."""
+    return fused_by_head(stored, config.head_dim).get(ours.removeprefix("attention."), Piece(stored))
+
+
+_LAYER_MODULES = megatron_modules("attention")
 
 
 def rotary_size(config: CompleteModel) -> int:
@@ -52,13 +63,11 @@ def other_parameters(config: CompleteModel) -> OtherParameters:
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    def piece(ours: str, stored: str) -> Piece:
-        return fused_by_head(stored, config.head_dim).get(ours.removeprefix("attention."), Piece(stored))
-
     has_bias = [ours for ours in _LAYER_MODULES if config.attention_bias or "attention." not in ours]
     norm = {f"norm.{kind}": f"gpt_neox.final_layer_norm.{kind}" for kind in ("weight", "bias")}
     # Files have embed_out; the live module of transformers 5 is lm_head.
     ends = {"embed.weight": "gpt_neox.embed_in.weight"}, norm | {"head.weight": "embed_out.weight"}
+    piece = partial(megatron_piece, config)
     return model_pieces(config, _LAYER_MODULES, has_bias, "gpt_neox.layers", ends, piece)
 
 

@@ -9,8 +9,8 @@ layer_norm_eps, because the published code computes with it.
 
 from collections.abc import Iterable, Mapping
 
-from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only
-from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, sizes
+from kielo.models.config_reader import NUMBER, SIZE, ConfigReader
 from kielo.models.family_tables import MATRICES, LayerParts, OtherParameters, model_pieces, of_layers
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
@@ -142,11 +142,7 @@ KEYS: dict[str, tuple[Entry, ...]] = {
     "ltg_bert": (
         _PositionHeads(),
         # Three keys that differ between models are required.
-        Key("vocab_size", kind=SIZE, default=None),
-        Key("hidden_size", kind=SIZE, default=768),
-        Key("intermediate_size", kind=SIZE, default=None),
-        Key("num_hidden_layers", kind=LAYERS, default=12),
-        Key("num_attention_heads", kind=SIZE, default=12),
+        *sizes(None, hidden=768, inside=None, layers=12, heads=12),
         WholeHeads(),
         NoWindows(),
         Key("max_position_embeddings", kind=SIZE, default=512),

@@ -48,12 +48,7 @@ _FIRST_NAMES = {
     "embed.weight": "model.embeddings.tok_embeddings.weight",
     "embed_norm.weight": "model.embeddings.norm.weight",
 }
-_ATTENTION = {
-    "attention.q": "attn.Wqkv",
-    "attention.k": "attn.Wqkv",
-    "attention.v": "attn.Wqkv",
-    "attention.o": "attn.Wo",
-}
+_ATTENTION = {f"attention.{part}": "attn.Wqkv" for part in "qkv"} | {"attention.o": "attn.Wo"}
 _MLP = {"mlp.gate": "mlp.Wi", "mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo"}
 _LAST_NAMES = {
     "norm.weight": "model.final_norm.weight",
@@ -119,6 +114,10 @@ def _kinds(layers: int, full_every: int) -> tuple[str, ...]:
     return tuple(LAYER_KINDS[number % full_every != 0] for number in range(layers))
 
 
+_UNREAD = """
+    initializer_cutoff_factor classifier_pooling deterministic_flash_attn sparse_prediction
+    sparse_pred_ignore_index reference_compile repad_logits_with_grad
+"""
 # All published models have: no biases of norms and of the head's transform, a bias of the head, no scaling of
 # RoPE, no dropout. Other values are refused.
 KEYS: dict[str, tuple[Entry, ...]] = {
@@ -140,14 +139,6 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         only("decoder_bias", True, is_written=True),
         *(only(f"{part}_dropout", 0.0, is_written=True) for part in ("attention", "embedding", "mlp")),
         Key("initializer_range", kind=NUMBER, default=0.02),
-        Unread(
-            "initializer_cutoff_factor",
-            "classifier_pooling",
-            "deterministic_flash_attn",
-            "sparse_prediction",
-            "sparse_pred_ignore_index",
-            "reference_compile",
-            "repad_logits_with_grad",
-        ),
+        Unread(*_UNREAD.split()),
     )
 }

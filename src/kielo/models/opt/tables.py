@@ -26,9 +26,7 @@ _FIRST_NAMES = {
 }
 _LAYER_MODULES = {
     "attention_norm": "self_attn_layer_norm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
+    **{f"attention.{part}": f"self_attn.{part}_proj" for part in "qkv"},
     "attention.o": "self_attn.out_proj",
     "mlp_norm": "final_layer_norm",
     "mlp.up": "fc1",
