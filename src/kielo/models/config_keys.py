@@ -243,18 +243,16 @@ class Windows(Entry):
 class Rope(Entry):
     """RoPE's base and scaling, the same in all layers. Exports have the spelling of transformers 4.
 
-    `theta` is the base's key in config.json, `default` its default. `rotary_pct` is the default of
-    config.json's rotary_pct, in families that rotate a share of each head.
+    theta: the base's key in config.json. rotary_pct: the default of config.json's rotary_pct, in families
+    that rotate a share of each head.
     """
 
-    def __init__(
-        self, theta: str = "rope_theta", default: float = DEFAULT_ROPE_THETA, rotary_pct: float | None = None
-    ):
-        self._theta, self._default, self._rotary_pct = theta, default, rotary_pct
+    def __init__(self, theta: str = "rope_theta", rotary_pct: float | None = None):
+        self._theta, self._rotary_pct = theta, rotary_pct
         self.ours = ("rope_theta", "rope_scaling", *(() if rotary_pct is None else ("rotary_pct",)))
 
     def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
-        theta = reader.value((self._theta,), NUMBER, self._default)
+        theta = reader.value((self._theta,), NUMBER, DEFAULT_ROPE_THETA)
         older, newer = reader.get("rope_scaling"), reader.get("rope_parameters")
         scaling = older or newer  # in the order of transformers
         share = self._share(reader, scaling)

@@ -90,8 +90,7 @@ def with_shape(model: Model) -> Model:
         for shape in shapes_around(model, usual, layers, hidden)
     ]
     _, best = min(candidates, key=lambda candidate: candidate[0])
-    error = count(best) / wanted - 1
-    if abs(error) > _FARTHEST:
+    if abs(count(best) / wanted - 1) > _FARTHEST:
         raise KieloError(
             f"model.params = {short_amount(wanted)}: no {model.model_type} of this size has a vocabulary of "
             f"{model.vocab_size:,} tokens; the nearest has {short_amount(count(best))}. Fix: "
@@ -102,8 +101,7 @@ def with_shape(model: Model) -> Model:
 
 def count(model: Model) -> int:
     """Return the number of parameters of a model with a shape, with 2048 positions (a GPT's) if unset."""
-    full = complete(model, model.max_position_embeddings or 2048)
-    return parameters(full)
+    return parameters(complete(model, model.max_position_embeddings or 2048))
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    parallel,
 )
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
@@ -53,7 +53,7 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     return module
 
 
-class OwnStyle(ParallelStyle):
+class OwnStyle(parallel.ParallelStyle):
     """A style of torch that changes a module by `change(module, axis)`."""
 
     def __init__(self, change: Callable[[nn.Module, DeviceMesh], object]) -> None:
@@ -151,7 +151,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, axis)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    parallelize_module(model, mesh_axis, styles)
+    parallel.parallelize_module(model, mesh_axis, styles)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # torch's styles make parameters that are trained
     noise, rank = model.make_noise, mesh_axis.get_local_rank()
@@ -169,18 +169,18 @@ def _joins_sums(layout: Layout) -> bool:
     )
 
 
-def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
+def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> parallel.ParallelStyle:
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "column" and not isinstance(module, Head):
-        return ColwiseParallel()
+        return parallel.ColwiseParallel()
     if style == "row":
-        return RowwiseParallel(output_layouts=between)
+        return parallel.RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
-        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
+        return parallel.SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
     if style == "gather" and not isinstance(module, AccumulatingProjection):
         # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
-        return PrepareModuleInput(
+        return parallel.PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
         )
     changes: dict[str, Callable[[nn.Module, DeviceMesh], object]] = {

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from operator import attrgetter
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
@@ -27,6 +28,7 @@ _MOST_NAMED = 8
 _BEAT_SECONDS = 0.5
 _BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
 _SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
+_place = attrgetter("step", "doing", "moves")  # of a beat
 
 
 class Progress:
@@ -311,10 +313,6 @@ def some(names: Sequence[object], most: int) -> str:
     """Return e.g. "a, b and 3 more"."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
-
-
-def _place(beat: Beat) -> tuple[int, str, int]:
-    return beat.step, beat.doing, beat.moves
 
 
 def _limit(beats: Sequence[Beat], seconds: float) -> str:

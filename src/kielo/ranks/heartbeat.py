@@ -126,7 +126,11 @@ class Heartbeat:
     def _run(self) -> None:
         """Exchange heartbeats until the end. A frozen store blocks this thread, which `_guard` notices."""
         looked_at = time.monotonic()
-        while not self._is_over():
+        while True:
+            self._progress.has_changed.wait(self._seconds)
+            self._progress.has_changed.clear()
+            if self._over.is_set():
+                return
             now = time.monotonic()
             try:
                 hang = self._exchange(self._store, now - looked_at)
@@ -140,11 +144,6 @@ class Heartbeat:
             if hang is not None and not self._over.is_set():
                 self._found = hang
                 self._end(hang, self._store)
-
-    def _is_over(self) -> bool:
-        self._progress.has_changed.wait(self._seconds)
-        self._progress.has_changed.clear()
-        return self._over.is_set()
 
     def _leave(self) -> None:
         with suppress(RuntimeError):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models import families
-from kielo.models.blocks.attention import Attention, Mask, MaskMaker
+from kielo.models.blocks.attention import MaskMaker
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop
 from kielo.models.blocks.rope import RotaryEmbedding, refuse_longer
 from kielo.models.family_tables import layer_types
@@ -139,8 +139,7 @@ class Decoder(nn.Module):
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
-        device = tokens_bs.device
-        masks = self.make_masks(documents_bs, positions_s, length, device)
+        masks = self.make_masks(documents_bs, positions_s, length, tokens_bs.device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         x_bsd = self.embedded(tokens_bs, documents_bs, positions_s, noise)
         positions = length if positions_s is None else positions_s
@@ -202,7 +201,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        attention: Attention,
+        attention: nn.Module,
         mlp: nn.Module,
         make_norm: Callable[[], nn.Module] = nn.Identity,
         make_output_norm: Callable[[], nn.Module] = nn.Identity,
@@ -212,11 +211,11 @@ class DecoderLayer(nn.Module):
         self.attention_post_norm = make_output_norm()
         self.mlp_norm, self.mlp, self.mlp_post_norm = make_norm(), mlp, make_output_norm()
 
-    def forward(
-        self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask, noise: Noise | None = None
-    ) -> Tensor:
+    def forward(self, x_bsd: Tensor, *inputs: Any) -> Tensor:
+        """inputs: what attention takes after hidden states (cos, sin and a mask), and the `Noise` or None."""
+        *places, noise = inputs
         weights = None if noise is None else noise.weights
-        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask, weights)
+        attended_bsd = self.attention(self.attention_norm(x_bsd), *places, weights)
         attended_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
         out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
         return attended_bsd + drop(self.mlp_post_norm(out_bsd), noise, MLP)

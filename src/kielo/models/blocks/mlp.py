@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from kielo.models.family_tables import TANH_GELUS
+
 # Activations by Hugging Face's names (`hidden_act`), where "new", "fast" and "tanh" are one formula too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_fast": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    **dict.fromkeys(TANH_GELUS, partial(F.gelu, approximate="tanh")),
 }
 
 

@@ -3,24 +3,13 @@
 from collections.abc import Iterable
 from functools import partial
 
-from kielo.models.config_keys import (
-    Entry,
-    Key,
-    NoWindows,
-    Rope,
-    Unread,
-    WholeHeads,
-    fixed,
-    only,
-    sizes,
-    switch,
-)
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
 from kielo.models.config_reader import NUMBER, SIZE, SWITCH
-from kielo.models.family_tables import PRE_NORM_PLAN, LayerParts, OtherParameters, model_pieces
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN
+TENSOR_PARALLEL_PLAN = shared.PRE_NORM_PLAN
 
 # Masks and frequencies that older transformers saved among the weights.
 IGNORED = (r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$")
@@ -54,12 +43,14 @@ def rotary_size(config: CompleteModel) -> int:
     return int(config.head_dim * config.rotary_pct)
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=2, has_groups=False, is_parallel=config.use_parallel_residual is not False)
+def layer_parts(config: CompleteModel) -> shared.LayerParts:
+    return shared.LayerParts(
+        mlp_matrices=2, has_groups=False, is_parallel=config.use_parallel_residual is not False
+    )
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
-    return OtherParameters(norms=4 * config.hidden_size, output=2 * config.hidden_size)
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
+    return shared.OtherParameters(norms=4 * config.hidden_size, output=2 * config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
@@ -68,10 +59,10 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     # Files have embed_out; the live module of transformers 5 is lm_head.
     ends = {"embed.weight": "gpt_neox.embed_in.weight"}, norm | {"head.weight": "embed_out.weight"}
     piece = partial(megatron_piece, config)
-    return model_pieces(config, _LAYER_MODULES, has_bias, "gpt_neox.layers", ends, piece)
+    return shared.model_pieces(config, _LAYER_MODULES, has_bias, "gpt_neox.layers", ends, piece)
 
 
-class _PairedRope(Rope):
+class _PairedRope(keys.Rope):
     """RoPE of a share of each head, which must be a whole number of pairs."""
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -82,21 +73,21 @@ class _PairedRope(Rope):
             )
 
 
-KEYS: dict[str, tuple[Entry, ...]] = {
+KEYS: dict[str, tuple[keys.Entry, ...]] = {
     "gpt_neox": (
-        only("architectures", ["GPTNeoXForCausalLM"], is_written=True),
-        *sizes(50_432, hidden=6144, inside=24_576, layers=44, heads=64),
-        WholeHeads(),
-        NoWindows(),
-        Key("max_position_embeddings", kind=SIZE, default=2048),
-        Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=1e-5),
-        fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_act"),
+        keys.only("architectures", ["GPTNeoXForCausalLM"], is_written=True),
+        *keys.sizes(50_432, hidden=6144, inside=24_576, layers=44, heads=64),
+        keys.WholeHeads(),
+        keys.NoWindows(),
+        keys.Key("max_position_embeddings", kind=SIZE, default=2048),
+        keys.Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=1e-5),
+        keys.fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_act"),
         _PairedRope("rotary_emb_base", rotary_pct=0.25),
-        Key("use_parallel_residual", kind=SWITCH, default=True),
-        switch("tie_word_embeddings", False),
-        switch("attention_bias", True),
-        fixed("mlp_bias", True),
-        Key("initializer_range", kind=NUMBER, default=0.02),
-        Unread(attention_dropout=0.0, hidden_dropout=0.0),
+        keys.Key("use_parallel_residual", kind=SWITCH, default=True),
+        keys.switch("tie_word_embeddings", False),
+        keys.switch("attention_bias", True),
+        keys.fixed("mlp_bias", True),
+        keys.Key("initializer_range", kind=NUMBER, default=0.02),
+        keys.Unread(attention_dropout=0.0, hidden_dropout=0.0),
     )
 }

@@ -9,33 +9,26 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from kielo.models.blocks.decoder import Decoder, DecoderOptions
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
+from kielo.models.blocks.decoder import Decoder, DecoderLayer, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule
 from kielo.models.blocks.mlp import GatedMLP, Transform
 from kielo.models.blocks.norm import LayerNorm
-from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
+from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMaskMaker
 from kielo.models.ltg_bert.tables import OF_ALL_STAGES, relative_rows
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(nn.Module):
-    def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__()
-        hidden, inside = config.hidden_size, config.intermediate_size
-        self.attention_norm = plain_norm(config, hidden)
-        self.attention = RelativeAttention(hidden, config.head_dim, config.position_heads)
-        self.attention_post_norm = LayerNorm(hidden, config.layer_norm_epsilon)
-        self.mlp_norm = plain_norm(config, hidden)
-        self.mlp = GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside))
+class Layer(DecoderLayer):
+    """A layer whose attention takes the relative positions [r, d] and their mask."""
 
-    def forward(
-        self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: Noise | None = None
-    ) -> Tensor:
-        weights = None if noise is None else noise.weights
-        attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask, weights)
-        x_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
-        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
+    def __init__(self, config: CompleteModel, number: int) -> None:
+        hidden, inside = config.hidden_size, config.intermediate_size
+        super().__init__(
+            RelativeAttention(hidden, config.head_dim, config.position_heads),
+            GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside)),
+            partial(plain_norm, config, hidden),
+        )
+        self.attention_post_norm = LayerNorm(hidden, config.layer_norm_epsilon)
 
 
 class LtgBert(Decoder):

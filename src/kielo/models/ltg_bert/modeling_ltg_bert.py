@@ -198,7 +198,9 @@ class Head(nn.Module):
         return self.nonlinearity(x)
 
 
-class LtgBertPreTrainedModel(PreTrainedModel):
+class LtgBertModel(PreTrainedModel):
+    """The encoder without a head. An output's attentions are weights [b, h, q, n] of each layer."""
+
     config: LtgBertConfig
     config_class = LtgBertConfig
     base_model_prefix = ""
@@ -206,7 +208,8 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     # A loss is a mean over its batch: Trainer divides it by the batches that it accumulates.
     accepts_loss_kwargs = False
     _no_split_modules = ["Layer"]
-    _keys_to_ignore_on_load_unexpected = _IGNORED
+    # Heads, which files of other tasks have.
+    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\.", r"^head\."]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -220,13 +223,6 @@ class LtgBertPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
         if (bias := getattr(module, "bias", None)) is not None:
             nn.init.zeros_(bias)
-
-
-class LtgBertModel(LtgBertPreTrainedModel):
-    """The encoder without a head. An output's attentions are weights [b, h, q, n] of each layer."""
-
-    # Heads, which files of other tasks have.
-    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\.", r"^head\."]
 
     def __init__(self, config: LtgBertConfig) -> None:
         super().__init__(config)
