@@ -149,4 +149,9 @@ def test_the_table_at_any_time(several, capsys, monkeypatch) -> None:
     assert state() == "et\texport done\t\t\t"
     assert main(["status", str(several.recipe), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["languages"]
-    assert found["et"] == {"state": "export done", "folder": f"{several.folder}/run_et", "summary": None, "jobs": None}
+    assert found["et"] == {
+        "state": "export done",
+        "folder": f"{several.folder}/run_et",
+        "summary": None,
+        "jobs": None,
+    }

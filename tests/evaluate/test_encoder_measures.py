@@ -290,7 +290,8 @@ def test_words_have_the_states_of_their_tokens(encoder: Encoder, tmp_path: Path,
         tokens = torch.tensor([[2, *ids, 3]])
         mask = model.make_relative_mask(None, tokens.shape[1], tokens.device)
         relative = model.relative_norm(model.relative_table.weight)
-        states = model.layers["0"](model.embed_norm(model.embed(tokens)), relative, mask)[0, 1:-1].numpy()
+        embedded = model.embed_norm(model.embed(tokens))
+        states = model.layers["0"](embedded, relative, mask, None)[0, 1:-1].numpy()
     texts = [encoder.contender.tokenizer.whole.decode([one]) for one in ids]
     of_word: dict[int, list[np.ndarray]] = {}
     word = 0

@@ -187,16 +187,16 @@ POSITIONS = {"max_position_embeddings": 16}
 def test_one_rope_is_read_from_either_place() -> None:
     """transformers 4's dict goes before 5's; an empty one is none."""
     for config, found in (
-        ({}, (300.0, None)),
+        ({}, (10_000.0, None)),
         ({"rope_theta": 7}, (7.0, None)),
         ({"rope_theta": 7, "rope_scaling": LINEAR}, (7.0, LINEAR)),
         ({"rope_theta": 7, "rope_parameters": LINEAR | {"rope_theta": 9}}, (9.0, LINEAR)),
-        ({"rope_scaling": {}, "rope_parameters": LINEAR}, (300.0, LINEAR)),
-        ({"rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 9}}, (300.0, LINEAR)),
-        ({"partial_rotary_factor": 1.0}, (300.0, None)),
+        ({"rope_scaling": {}, "rope_parameters": LINEAR}, (10_000.0, LINEAR)),
+        ({"rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 9}}, (10_000.0, LINEAR)),
+        ({"partial_rotary_factor": 1.0}, (10_000.0, None)),
     ):
         reader = ConfigReader(config)
-        read = Rope(default=300).read(reader, POSITIONS)
+        read = Rope().read(reader, POSITIONS)
         assert tuple(read.values()) == found and said(reader) is None
     reader = ConfigReader({"partial_rotary_factor": 0.5, "rope_theta": -1})
     Rope().read(reader, POSITIONS)

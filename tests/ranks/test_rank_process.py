@@ -30,7 +30,7 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         found.on_sleep()
 
     def run(command: list[str], **options: Any) -> Any:
-        assert options.pop("capture_output") and options.pop("text")
+        assert options.pop("capture_output") and options.pop("text") and not options.pop("check")
         found.done.append((*command, options.pop("timeout")))
         assert options == {"check": False}
         return SimpleNamespace(stdout=found.answer)

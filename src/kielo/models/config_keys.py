@@ -94,8 +94,10 @@ def switch(name: str, default: bool) -> Key:
     return Key(name, kind=SWITCH, default=default, is_family_default=True)
 
 
-def sizes(vocabulary: int, hidden: int, inside: int, layers: int, heads: int) -> tuple[Key, ...]:
-    """Return the entries of the five sizes of every model, with these defaults."""
+def sizes(
+    vocabulary: int | None, hidden: int, inside: int | None, layers: int, heads: int
+) -> tuple[Key, ...]:
+    """Return the entries of the five sizes of every model, with these defaults, None for a required key."""
     return (
         Key("vocab_size", kind=SIZE, default=vocabulary),
         Key("hidden_size", kind=SIZE, default=hidden),
@@ -141,9 +143,9 @@ def only(theirs: str, *known: object, is_written: bool = False) -> Choice:
     return Choice(*known, ours=None, theirs=theirs, is_written=is_written)
 
 
-def fixed(ours: str, *known: object, theirs: str | None = None, is_written: bool = True) -> Choice:
+def fixed(ours: str, *known: object, theirs: str | None = None) -> Choice:
     """Return the entry of a key of [model] that has only these values in this family."""
-    return Choice(*known, ours=ours, theirs=theirs, is_written=is_written)
+    return Choice(*known, ours=ours, theirs=theirs)
 
 
 class Unread(Entry):
@@ -161,21 +163,14 @@ class Unread(Entry):
         return {key: value(model) if callable(value) else value for key, value in self._written.items()}
 
 
-class HeadWidth(Entry):
+class HeadWidth(Key):
     """The width of a head: config.json's head_dim. default: None for hidden_size / heads, also for null."""
 
-    ours = ("head_dim",)
-
     def __init__(self, default: int | None = None):
-        self._default = default
+        super().__init__("head_dim", kind=SIZE, default=default, null=NO_NULL if default else None)
 
     def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
-        null = None if self._default is None else NO_NULL
-        width = reader.value(("head_dim",), SIZE, self._default, null)
-        return {"head_dim": width or _derived_width(reader, values)}
-
-    def write(self, model: CompleteModel) -> dict[str, object]:
-        return {"head_dim": model.head_dim}
+        return {"head_dim": super().read(reader, values)["head_dim"] or _derived_width(reader, values)}
 
 
 class WholeHeads(Entry):
@@ -248,18 +243,16 @@ class Windows(Entry):
 class Rope(Entry):
     """RoPE's base and scaling, the same in all layers. Exports have the spelling of transformers 4.
 
-    `theta` is the base's key in config.json, `default` its default. `rotary_pct` is the default of
-    config.json's rotary_pct, in families that rotate a share of each head.
+    theta: the base's key in config.json. rotary_pct: the default of config.json's rotary_pct, in families
+    that rotate a share of each head.
     """
 
-    def __init__(
-        self, theta: str = "rope_theta", default: float = DEFAULT_ROPE_THETA, rotary_pct: float | None = None
-    ):
-        self._theta, self._default, self._rotary_pct = theta, default, rotary_pct
+    def __init__(self, theta: str = "rope_theta", rotary_pct: float | None = None):
+        self._theta, self._rotary_pct = theta, rotary_pct
         self.ours = ("rope_theta", "rope_scaling", *(() if rotary_pct is None else ("rotary_pct",)))
 
     def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
-        theta = reader.value((self._theta,), NUMBER, self._default)
+        theta = reader.value((self._theta,), NUMBER, DEFAULT_ROPE_THETA)
         older, newer = reader.get("rope_scaling"), reader.get("rope_parameters")
         scaling = older or newer  # in the order of transformers
         share = self._share(reader, scaling)

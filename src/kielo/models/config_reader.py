@@ -11,10 +11,8 @@ NO_NULL = object()
 
 
 class Kind(NamedTuple):
-    """A kind of value: a test of it, and the words of an error."""
-
     fits: Callable[[Any], bool]
-    expected: str
+    expected: str  # in an error
 
 
 SIZE = Kind(is_size, f"a whole number from 1 to {LARGEST_SIZE:,}")

@@ -30,12 +30,6 @@ def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
     return importlib.import_module(f"kielo.models.{FAMILIES[model_type].folder}.{part}")
 
 
-def _by_class(config: Mapping[str, object]) -> str | None:
-    """Return the family of a config without a model_type, by the classes of its remote code."""
-    named = (config.get("architectures"), config.get("auto_map"))
-    return "ltg_bert" if any(word in str(named).lower() for word in ("ltgbert", "norbert")) else None
-
-
 def build_model(config: CompleteModel) -> Any:
     """Build the family's nn.Module on the default device. KieloError for a config that does not fit."""
     check(config)
@@ -141,7 +135,10 @@ def _config_json(path: str | Path) -> tuple[str, dict[str, object], str]:
         raise KieloError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise KieloError(f"{path}: contains a {type(config).__name__}, not the keys and values of a model")
-    model_type = config.get("model_type") or _by_class(config)
+    classes = str((config.get("architectures"), config.get("auto_map"))).lower()
+    # LTG-BERT's published files have no model_type, but name the classes of their remote code.
+    of_classes = "ltg_bert" if "ltgbert" in classes or "norbert" in classes else None
+    model_type = config.get("model_type") or of_classes
     if not isinstance(model_type, str) or model_type not in {*FAMILIES, *_REFUSED}:
         raise KieloError(
             f"{path}: model_type = {model_type!r} is not known. Fix: one of {', '.join(FAMILIES)}"

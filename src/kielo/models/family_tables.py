@@ -44,6 +44,8 @@ class OtherParameters(NamedTuple):
     has_output_bias: bool | None = None
 
 
+TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+
 # Families whose every n-th layer, from the first on, has no window by default.
 FULL_EVERY = {"modernbert": 3}
 

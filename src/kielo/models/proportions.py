@@ -40,62 +40,46 @@ class Proportions:
     wide_heads: bool = False
 
 
-def _anchors(text: str) -> tuple[tuple[float, int, int], ...]:
-    numbers = text.split()
-    return tuple(zip(map(float, numbers[::3]), map(int, numbers[1::3]), map(int, numbers[2::3]), strict=True))
-
-
-_GPT = _anchors("""
-    1.25e8 12 768   3.5e8 24 1024   1.3e9 24 2048   2.7e9 32 2560   6.7e9 32 4096   1.3e10 40 5120
-    3e10 48 7168   6.6e10 64 9216   1.75e11 96 12288
-""")
-_LLAMA = _anchors("""
-    1.35e8 30 576   3.6e8 32 960   1.24e9 16 2048   3.2e9 28 3072   8e9 32 4096   1.4e10 40 5120
-    3.25e10 60 6656   7e10 80 8192   4.05e11 126 16384
-""")
-_QWEN = _anchors("""
-    4.9e8 24 896   1.5e9 28 1536   3.1e9 36 2048   7.6e9 28 3584   1.4e10 48 5120   3.2e10 64 5120
-    7.2e10 80 8192
-""")
-_OLMO = _anchors("""
-    1.9e8 12 768   1.5e9 16 2048   7.3e9 32 4096   1.37e10 40 5120   3.2e10 64 5120   7e10 80 8192
-""")
-_GEMMA = _anchors("""
-    2.7e8 18 640   1e9 26 1152   2.6e9 26 2304   9.2e9 42 3584   2.7e10 46 4608   7e10 64 6144
-""")
-_NEOX = _anchors("""
-    1.6e8 12 768   4.1e8 24 1024   1.4e9 24 2048   2.8e9 32 2560   6.9e9 32 4096   1.2e10 36 5120
-    2e10 44 6144   7e10 64 9216
-""")
-_BLOOM = _anchors("""
-    5.6e8 24 1024   1.1e9 24 1536   1.7e9 24 2048   3e9 30 2560   7.1e9 30 4096   1.33e10 40 5120
-    3.4e10 54 7168   1.76e11 70 14336
-""")
-_LTG_BERT = _anchors("""
-    1.5e7 12 192   4e7 12 384   1.23e8 12 768   3.54e8 24 1024   1.3e9 24 2048   6.7e9 32 4096
-    7e10 80 8192
-""")
-_MODERNBERT = _anchors("""
-    1.49e8 22 768   3.95e8 28 1024   1.3e9 32 1920   6.7e9 40 4096   7e10 80 9216
-""")
+_TABLE = """
+    gpt        1.25e8 12 768   3.5e8 24 1024   1.3e9 24 2048   2.7e9 32 2560   6.7e9 32 4096   1.3e10 40 5120
+               3e10 48 7168   6.6e10 64 9216   1.75e11 96 12288;
+    llama      1.35e8 30 576   3.6e8 32 960   1.24e9 16 2048   3.2e9 28 3072   8e9 32 4096   1.4e10 40 5120
+               3.25e10 60 6656   7e10 80 8192   4.05e11 126 16384;
+    qwen       4.9e8 24 896   1.5e9 28 1536   3.1e9 36 2048   7.6e9 28 3584   1.4e10 48 5120   3.2e10 64 5120
+               7.2e10 80 8192;
+    olmo       1.9e8 12 768   1.5e9 16 2048   7.3e9 32 4096   1.37e10 40 5120   3.2e10 64 5120   7e10 80 8192;
+    gemma      2.7e8 18 640   1e9 26 1152   2.6e9 26 2304   9.2e9 42 3584   2.7e10 46 4608   7e10 64 6144;
+    neox       1.6e8 12 768   4.1e8 24 1024   1.4e9 24 2048   2.8e9 32 2560   6.9e9 32 4096   1.2e10 36 5120
+               2e10 44 6144   7e10 64 9216;
+    bloom      5.6e8 24 1024   1.1e9 24 1536   1.7e9 24 2048   3e9 30 2560   7.1e9 30 4096   1.33e10 40 5120
+               3.4e10 54 7168   1.76e11 70 14336;
+    ltg_bert   1.5e7 12 192   4e7 12 384   1.23e8 12 768   3.54e8 24 1024   1.3e9 24 2048   6.7e9 32 4096
+               7e10 80 8192;
+    modernbert 1.49e8 22 768   3.95e8 28 1024   1.3e9 32 1920   6.7e9 40 4096   7e10 80 9216
+"""
+# Name, and (parameters, layers, hidden_size) of each model.
+_ANCHORS = {
+    name: tuple(zip(map(float, numbers[::3]), map(int, numbers[1::3]), map(int, numbers[2::3]), strict=True))
+    for name, *numbers in map(str.split, _TABLE.split(";"))
+}
 
 PROPORTIONS: dict[str, Proportions] = {
-    "llama": Proportions(_LLAMA, 3.5, is_grouped=True),
-    "mistral": Proportions(_LLAMA, 3.5, is_grouped=True),
-    "qwen2": Proportions(_QWEN, 5.0, is_grouped=True),
-    "qwen3": Proportions(_QWEN, 3.5, is_grouped=True),
-    "olmo2": Proportions(_OLMO, 2.7),
-    "olmo3": Proportions(_OLMO, 2.7),
-    "gemma2": Proportions(_GEMMA, 4.0, is_grouped=True, wide_heads=True),
-    "gemma3_text": Proportions(_GEMMA, 4.0, is_grouped=True, wide_heads=True),
-    "gpt2": Proportions(_GPT, 4.0),
-    "opt": Proportions(_GPT, 4.0),
-    "gpt_neox": Proportions(_NEOX, 4.0),
-    "bloom": Proportions(_BLOOM, 4.0),
+    "llama": Proportions(_ANCHORS["llama"], 3.5, is_grouped=True),
+    "mistral": Proportions(_ANCHORS["llama"], 3.5, is_grouped=True),
+    "qwen2": Proportions(_ANCHORS["qwen"], 5.0, is_grouped=True),
+    "qwen3": Proportions(_ANCHORS["qwen"], 3.5, is_grouped=True),
+    "olmo2": Proportions(_ANCHORS["olmo"], 2.7),
+    "olmo3": Proportions(_ANCHORS["olmo"], 2.7),
+    "gemma2": Proportions(_ANCHORS["gemma"], 4.0, is_grouped=True, wide_heads=True),
+    "gemma3_text": Proportions(_ANCHORS["gemma"], 4.0, is_grouped=True, wide_heads=True),
+    "gpt2": Proportions(_ANCHORS["gpt"], 4.0),
+    "opt": Proportions(_ANCHORS["gpt"], 4.0),
+    "gpt_neox": Proportions(_ANCHORS["neox"], 4.0),
+    "bloom": Proportions(_ANCHORS["bloom"], 4.0),
     # NorBERT 3's four sizes. Nothing larger is published: a GPT's shapes follow.
-    "ltg_bert": Proportions(_LTG_BERT, 8 / 3),
+    "ltg_bert": Proportions(_ANCHORS["ltg_bert"], 8 / 3),
     # The base and large model, whose MLPs are 1.5 and 2.6 times as wide. Larger models are made up alike.
-    "modernbert": Proportions(_MODERNBERT, 2.0),
+    "modernbert": Proportions(_ANCHORS["modernbert"], 2.0),
 }
 
 
@@ -135,8 +119,7 @@ def _nearest_shape(given: str) -> Model:
 
 def count(model: Model) -> int:
     """Return the number of parameters of a model with a shape, with 2048 positions (a GPT's) if unset."""
-    full = complete(model, model.max_position_embeddings or 2048)
-    return parameters(full)
+    return parameters(complete(model, model.max_position_embeddings or 2048))
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """RoPE's base and scaling in one spelling, from any of Hugging Face's three; torch-free."""
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,12 +123,7 @@ def _with_yarn_defaults(scaling: Scaling) -> Scaling:
 
 def is_positive(value: object) -> bool:
     """Return True for a finite number above 0. A bool is no number here."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return 0 < float(value) < math.inf
-    except OverflowError:
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def is_size(value: object) -> bool:

@@ -69,7 +69,6 @@ def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
 
 
 def float8_config(fp8: Fp8) -> Any:
-    """Return torchao's Float8LinearConfig of these settings."""
     return replace(import_float8().Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
 
 
@@ -245,13 +244,11 @@ class Fp8Head:
         self._mm_config = linear.linear_mm_config
 
     def logits(self, hidden_cd: Tensor) -> Tensor:
-        """Compute hidden states × weightᵀ [c, v]."""
         return torch.mm(
             self._rounded(hidden_cd, self._config.cast_config_input, self._roles.INPUT, -1), self._weight_dv
         )
 
     def hidden_gradient(self, logits_gradient_cv: Tensor) -> Tensor:
-        """Compute the gradient of logits × weight [c, d]."""
         cast = self._config.cast_config_grad_output
         return torch.mm(
             self._rounded(logits_gradient_cv, cast, self._roles.GRAD_OUTPUT, -1), self._backward_weight_vd

@@ -1,5 +1,6 @@
 """The norm of all gradients, the same on every rank, and clipping by it. Nothing here waits for a GPU."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -69,10 +70,8 @@ def _copies(gradient: Tensor, mesh: Mesh) -> int:
     ranks = mesh.parameters.size() // mesh.of_parameters("pipeline").size()
     if not isinstance(gradient, DTensor):
         return ranks
-    parts = 1
-    for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
-        parts *= 1 if placement.is_replicate() else size
-    return ranks // parts
+    axes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+    return ranks // math.prod(size for size, placement in axes if not placement.is_replicate())
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> Tensor:

@@ -60,12 +60,12 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v. The merged sum makes each part's gradient the whole's."""
     before = k_bgnk.shape[2] - q_bhqk.shape[2]
-    result = gradient_bhqk.contiguous(), out_bhqk, log_sum_bhq
+    first, last = (gradient_bhqk.contiguous(), q_bhqk), (out_bhqk, log_sum_bhq)
     own = k_bgnk[:, :, before:], v_bgnk[:, :, before:]
-    dq, dk, dv = _kernel_backward(q_bhqk, own, result, True, scale)
+    dq, dk, dv = _kernel_backward((*first, *own, *last), True, scale)
     if before:
         seen = k_bgnk[:, :, :before], v_bgnk[:, :, :before]
-        other_dq, *earlier = _kernel_backward(q_bhqk, seen, result, False, scale)
+        other_dq, *earlier = _kernel_backward((*first, *seen, *last), False, scale)
         dq = dq + other_dq
         dk, dv = (torch.cat(parts, dim=2) for parts in zip(earlier, (dk, dv), strict=True))
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
@@ -98,20 +98,15 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> t
 
 
 def _kernel_backward(
-    q: Tensor,
-    keys_values: tuple[Tensor, Tensor],
-    result: tuple[Tensor, Tensor, Tensor],
-    is_causal: bool,
-    scale: float,
+    inputs: tuple[Tensor, ...], is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """result: (gradient of the output, output, log of the sum)."""
-    gradient, out, log_sum = result
-    inputs = gradient, q, *keys_values, out, log_sum
+    """inputs: gradient of the output, q, k, v, output, log of the sum."""
+    _, q, k, *_ = inputs
     if q.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return kernel(*inputs, 0.0, is_causal, scale=scale)
     # Without dropout the random state is not read; without packed sequences there are no offsets.
     unread = torch.zeros((), dtype=torch.int64, device=q.device)
-    lengths = None, None, q.shape[2], keys_values[0].shape[2]
+    lengths = None, None, q.shape[2], k.shape[2]
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
     return kernel(*inputs, *lengths, 0.0, is_causal, unread, unread, scale=scale)

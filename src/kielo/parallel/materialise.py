@@ -1,7 +1,7 @@
 """Memory for a parallel model on meta: each rank makes its own shards, on the CPU, one at a time."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,16 +12,7 @@ from kielo.models.piece import Box
 Fill = Callable[[str, torch.Size, Box], torch.Tensor]
 
 
-class OnMeta(Protocol):
-    """A model without memory: a `Decoder`, or the `Stages` of a rank."""
-
-    def to_empty(self, *, device: torch.device | str | int | None) -> Any: ...
-    def tie(self) -> None: ...
-    def reset_buffers(self, device: torch.device | str) -> None: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-
-
-Model = TypeVar("Model", bound=OnMeta)
+Model = TypeVar("Model")  # a `Decoder`, or the `Stages` of a rank
 
 
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
@@ -30,16 +21,17 @@ def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloa
     `fill` returns the box that this rank holds (fp32, CPU), and is called once for tied parameters. None
     leaves the memory uninitialised. is_offloaded: parameters are on the CPU, as FSDP2's offload policy needs.
     """
-    model.to_empty(device="cpu" if is_offloaded else device)
-    model.tie()  # to_empty gives a tied head memory of its own
+    whole: Any = model
+    whole.to_empty(device="cpu" if is_offloaded else device)
+    whole.tie()  # to_empty gives a tied head memory of its own
     if fill is not None:
-        _fill(model, fill)
-    model.reset_buffers(device)
+        _fill(whole, fill)
+    whole.reset_buffers(device)
     return model
 
 
 @torch.no_grad()
-def _fill(model: OnMeta, fill: Fill) -> None:
+def _fill(model: nn.Module, fill: Fill) -> None:
     for name, parameter in model.named_parameters():
         part = local(parameter)
         if not part.numel():

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from kielo.models.blocks.mlp import JointProjection
 
 _collectives = torch.ops._c10d_functional
+wait = _collectives.wait_tensor
 
 
 class TensorAxis(NamedTuple):
@@ -51,14 +52,15 @@ def gather_and_multiply(
     if axis is None or not axis.is_chunked:
         whole_bsd = gather(part_bsd, axis)
         return _products(whole_bsd, matrices, biases), whole_bsd if keeps_whole else None
-    coming: Iterable[Tensor] = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
+    pieces = part_bsd.tensor_split(_chunks(part_bsd.shape[1], axis), dim=1)
+    coming: Iterable[Tensor] = (start_gather(piece, axis) for piece in pieces)
     if part_bsd.is_cuda:
         coming = list(coming)  # all start now
     # On gloo each starts when it is taken, because two at a time write outside of their memory (torch 2.13).
     gathered = []
     results: list[list[Tensor]] = [[] for _ in matrices]
     for piece in coming:
-        rows = _collectives.wait_tensor(piece)  # [t·b, s/(t·chunks), d]
+        rows = wait(piece)  # [t·b, s/(t·chunks), d]
         gathered += [rows] if keeps_whole else []
         for one, product in zip(results, _products(rows, matrices, biases), strict=True):
             one.append(product)
@@ -96,10 +98,6 @@ def start_sum(x_bsd: Tensor, axis: TensorAxis) -> Tensor:
         return _collectives.all_reduce(x_bsd, "sum", axis.group_name)
     by_rank = x_bsd.unflatten(1, (axis.ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     return _collectives.reduce_scatter_tensor(by_rank, "sum", axis.ranks, axis.group_name)
-
-
-def wait(coming: Tensor) -> Tensor:
-    return _collectives.wait_tensor(coming)
 
 
 def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
@@ -145,10 +143,6 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
 
 def _products(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
     return [F.linear(x, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
-
-
-def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
-    return part_bsd.tensor_split(_chunks(part_bsd.shape[1], axis), dim=1)
 
 
 def _chunks(length: int, axis: TensorAxis) -> int:

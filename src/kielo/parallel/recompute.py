@@ -12,7 +12,7 @@ their output, so hooks of autograd recompute it.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,20 +90,6 @@ def _made_again(layer: nn.Module, parts: frozenset[str]) -> list[nn.Module]:
     return norms * ("norms" in parts) + activations * ("activations" in parts)
 
 
-class _Again(NamedTuple):
-    """A tensor that is not kept: how it is made, and how it lies in its storage.
-
-    whole: the arguments that make it a DTensor again, None for a plain tensor.
-    """
-
-    make: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...]
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int | torch.SymInt
-    whole: dict[str, Any] | None
-
-
 class _MadeAgain:
     """Outputs of a layer's norms and of its activation, which autograd recomputes instead of keeping them.
 
@@ -112,7 +98,6 @@ class _MadeAgain:
     """
 
     def __init__(self, layer: nn.Module, modules: list[nn.Module]) -> None:
-        """Replace the forward of `layer` and of these modules in it."""
         self._outputs: dict[int, tuple[Tensor, Callable[..., Tensor], tuple[Tensor, ...]]] = {}
         for module in modules:
             module.forward = partial(self._remember, module.forward)
@@ -135,26 +120,28 @@ class _MadeAgain:
             self._outputs[_storage(output)] = output, make, detached
         return output
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Again:
+    def _pack(self, tensor: Tensor) -> Tensor | Callable[[], Tensor]:
         found = self._outputs.get(_storage(tensor))
         if found is None:
             return tensor
         _, make, inputs = found
         part = local(tensor)
-        whole = None
+        size, stride, offset = part.size(), part.stride(), part.storage_offset()
+        whole: dict[str, Any] = {}
         if isinstance(tensor, DTensor):  # as the row-split matrix takes its input
             whole = {"device_mesh": tensor.device_mesh, "placements": tensor.placements}
             whole |= {"shape": tensor.size(), "stride": tensor.stride()}
-        return _Again(make, inputs, part.size(), part.stride(), part.storage_offset(), whole)
+
+        @torch.no_grad()
+        def again() -> Tensor:
+            made = local(make(*inputs)).as_strided(size, stride, offset)
+            return DTensor.from_local(made, run_check=False, **whole) if whole else made
+
+        return again
 
 
-def _unpack(packed: Tensor | _Again) -> Tensor:
-    if not isinstance(packed, _Again):
-        return packed
-    with torch.no_grad():
-        made = local(packed.make(*packed.inputs))
-        made = made.as_strided(packed.size, packed.stride, packed.offset)
-        return made if packed.whole is None else DTensor.from_local(made, run_check=False, **packed.whole)
+def _unpack(packed: Tensor | Callable[[], Tensor]) -> Tensor:
+    return packed if isinstance(packed, Tensor) else packed()
 
 
 def _storage(tensor: Tensor) -> int:

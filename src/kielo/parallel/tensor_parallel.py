@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    parallel,
 )
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
@@ -53,7 +53,7 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     return module
 
 
-class OwnStyle(ParallelStyle):
+class OwnStyle(parallel.ParallelStyle):
     """A style of torch that changes a module by `change(module, axis)`."""
 
     def __init__(self, change: Callable[[nn.Module, DeviceMesh], object]) -> None:
@@ -80,10 +80,6 @@ def split_embedding(output: Placement, module: nn.Module, axis: DeviceMesh) -> N
 def _split_parameters(_: str, module: nn.Module, axis: DeviceMesh) -> None:
     for name, parameter in module.named_parameters(recurse=False):
         module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
-
-
-def _split_rows(module: nn.Module, axis: DeviceMesh) -> None:
-    distribute_module(module, axis, _split_parameters)
 
 
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
@@ -155,7 +151,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, axis)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    parallelize_module(model, mesh_axis, styles)
+    parallel.parallelize_module(model, mesh_axis, styles)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # torch's styles make parameters that are trained
     noise, rank = model.make_noise, mesh_axis.get_local_rank()
@@ -173,34 +169,43 @@ def _joins_sums(layout: Layout) -> bool:
     )
 
 
-def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
+def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> parallel.ParallelStyle:
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
-    if style == "vocabulary":
-        return OwnStyle(partial(split_embedding, between))
-    if style == "column":
-        # The loss computes with this rank's rows of the head, and sends what the ranks exchange.
-        return OwnStyle(_split_rows) if isinstance(module, Head) else ColwiseParallel()
-    if style == "summed row":
-        return OwnStyle(lambda linear, mesh: split_rows(_checked(linear, nn.Linear), mesh, axis))
+    if style == "column" and not isinstance(module, Head):
+        return parallel.ColwiseParallel()
     if style == "row":
-        return RowwiseParallel(output_layouts=between)
+        return parallel.RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
-        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
-    if style == "whole_input":
-        return OwnStyle(partial(_split_projection, axis._replace(along_sequence=False)))
-    if style == "features":
-        return OwnStyle(partial(_split_features, axis))
-    if style in _CHANGES:
-        return OwnStyle(_CHANGES[style])
-    if style == "gather":
-        if isinstance(module, AccumulatingProjection):
-            return OwnStyle(partial(_split_projection, axis))
+        return parallel.SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
+    if style == "gather" and not isinstance(module, AccumulatingProjection):
         # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
-        return PrepareModuleInput(
+        return parallel.PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
         )
-    raise ValueError(f"{style!r} is no tensor-parallel style")
+    changes: dict[str, Callable[[nn.Module, DeviceMesh], object]] = {
+        "vocabulary": partial(split_embedding, between),
+        # The loss computes with this rank's rows of the head, and sends what the ranks exchange.
+        "column": partial(distribute_module, partition_fn=_split_parameters),
+        "summed row": lambda linear, mesh: split_rows(_checked(linear, nn.Linear), mesh, axis),
+        "gather": partial(_split_projection, axis),
+        "whole_input": partial(_split_projection, axis._replace(along_sequence=False)),
+        "features": partial(_split_features, axis),
+        "positions": _split_positions,
+        # [b, s, h/t, k] on a rank: the weight is whole, gradients are summed.
+        "each_head": partial(distribute_module, input_fn=_split_along_heads, output_fn=_to_local),
+        # [b, s, hk/t] on a rank: the weight is split as the heads, the mean is global.
+        "all_heads": partial(
+            distribute_module,
+            partition_fn=_split_parameters,
+            input_fn=_split_along_heads,
+            output_fn=_to_local,
+        ),
+        "slopes": _split_slopes,
+        "whole": _keep_whole,
+        "position_heads": _split_position_heads,
+    }
+    return OwnStyle(changes[style])
 
 
 def _split_projection(axis: TensorAxis, module: nn.Module, _: DeviceMesh) -> None:
@@ -262,31 +267,11 @@ def _split_positions(module: nn.Module, axis: DeviceMesh) -> None:
     distribute_module(module, axis, None, part, _to_local)
 
 
-def _norm_each_head(module: nn.Module, axis: DeviceMesh) -> None:
-    """Norm each head by itself, [b, s, h/t, k] on a rank: the weight is whole, gradients are summed."""
-    distribute_module(module, axis, None, _split_along_heads, _to_local)
-
-
-def _norm_all_heads(module: nn.Module, axis: DeviceMesh) -> None:
-    """Norm all heads, [b, s, hk/t] on a rank: the weight is split as the heads, the mean is global."""
-    distribute_module(module, axis, _split_parameters, _split_along_heads, _to_local)
-
-
 def _split_slopes(module: nn.Module, axis: DeviceMesh) -> None:
     alibi = _checked(module, Alibi)
     alibi.num_heads = alibi.total_heads // axis.size()
     alibi.first_head = alibi.num_heads * axis.get_local_rank()
     alibi.reset_buffers(alibi.slopes.device)
-
-
-_CHANGES: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
-    "positions": _split_positions,
-    "each_head": _norm_each_head,
-    "all_heads": _norm_all_heads,
-    "slopes": _split_slopes,
-    "whole": _keep_whole,
-    "position_heads": _split_position_heads,
-}
 
 
 # torch says that such functions return None, but uses the result.

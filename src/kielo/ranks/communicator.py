@@ -62,7 +62,11 @@ def raise_communicator(
         if (group := make()) is None:  # only by torch's types
             raise KieloError(f"torch has made no group {name!r}")
         made.append(group)
-        _warm(group, len(ranks), startup.device)
+        count = torch.ones((), device=startup.device)
+        dist.all_reduce(count, group=group)
+        # .item() also waits for the device: an NCCL group connects here, not in `make`
+        if count.item() != len(ranks):
+            raise RuntimeError(f"its first all-reduce counted {count.item():g} ranks instead of {len(ranks)}")
 
     _within_limit(startup, name, ranks, start)
     return made[0]
@@ -163,13 +167,6 @@ def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None
     if errors:
         raise errors[0]
     return is_ended
-
-
-def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
-    count = torch.ones((), device=device)
-    dist.all_reduce(count, group=group)
-    if count.item() != size:  # .item() also waits for the device: an NCCL group connects here, not in `make`
-        raise RuntimeError(f"its first all-reduce counted {count.item():g} ranks instead of {size}")
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:

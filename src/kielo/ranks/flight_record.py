@@ -7,10 +7,11 @@ analyser needs.
 
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
+
+from kielo.ranks.communicator import in_thread
 
 _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")  # of NCCL and RCCL; of gloo
 _KEPT_COLLECTIVES = 2000
@@ -34,9 +35,7 @@ def write_flight_record(folder: Path, rank: int) -> None:
         records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended too
         found.extend(record for record in records if pickle.loads(record).get("entries"))
 
-    asking = threading.Thread(target=ask, name="flight record", daemon=True)
-    asking.start()
-    asking.join(_ANSWER_SECONDS)
+    in_thread(ask, "flight record", _ANSWER_SECONDS)
     if found:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"rank_{rank:05d}").write_bytes(found[0])

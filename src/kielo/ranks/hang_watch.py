@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from operator import attrgetter
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
@@ -27,6 +28,7 @@ _MOST_NAMED = 8
 _BEAT_SECONDS = 0.5
 _BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
 _SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
+_place = attrgetter("step", "doing", "moves")  # of a beat
 
 
 class Progress:
@@ -264,7 +266,10 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:
-        return f"{stands}: all ranks wait for each other: {_lines(beats)}"
+        why = "Mismatched collectives are a bug of the program: a restart will hang again"
+        if len({beat.at for beat in beats}) == 1:
+            why = "The network probably lost a message. Fix: start again"
+        return f"{stands}: all ranks wait for each other: {_waiting(beats)}. {why}"
     first = beats[hang.ranks[0]] if beats else None
     during = f" after step {first.step}, during {first.doing}" if first else ""
     return (
@@ -293,12 +298,6 @@ def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states:
     return f"{some(named, _MOST_NAMED)}{waiting}"
 
 
-def _lines(beats: Sequence[Beat]) -> str:
-    if len({beat.at for beat in beats}) == 1:
-        return f"{_waiting(beats)}. The network probably lost a message. Fix: start again"
-    return f"{_waiting(beats)}. Mismatched collectives are a bug of the program: a restart will hang again"
-
-
 def _waiting(beats: Sequence[Beat]) -> str:
     lines: dict[str, list[int]] = {}
     for rank, beat in enumerate(beats):
@@ -314,10 +313,6 @@ def some(names: Sequence[object], most: int) -> str:
     """Return e.g. "a, b and 3 more"."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
-
-
-def _place(beat: Beat) -> tuple[int, str, int]:
-    return beat.step, beat.doing, beat.moves
 
 
 def _limit(beats: Sequence[Beat], seconds: float) -> str:

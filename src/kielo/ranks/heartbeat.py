@@ -126,7 +126,11 @@ class Heartbeat:
     def _run(self) -> None:
         """Exchange heartbeats until the end. A frozen store blocks this thread, which `_guard` notices."""
         looked_at = time.monotonic()
-        while not self._is_over():
+        while True:
+            self._progress.has_changed.wait(self._seconds)
+            self._progress.has_changed.clear()
+            if self._over.is_set():
+                return
             now = time.monotonic()
             try:
                 hang = self._exchange(self._store, now - looked_at)
@@ -140,11 +144,6 @@ class Heartbeat:
             if hang is not None and not self._over.is_set():
                 self._found = hang
                 self._end(hang, self._store)
-
-    def _is_over(self) -> bool:
-        self._progress.has_changed.wait(self._seconds)
-        self._progress.has_changed.clear()
-        return self._over.is_set()
 
     def _leave(self) -> None:
         with suppress(RuntimeError):
@@ -260,7 +259,7 @@ class Heartbeat:
         written = store.add("hang/written", 1)
         is_telling = self._watch is not None and not self._was_silent(hang) and store.add("hang/told", 1) == 1
         if is_telling:
-            self._wait_for_others(hang, store, "hang/written", written)
+            self._wait_for_others(hang, store, "hang/written", written, _ENDING_SECONDS)
             known = [rank for rank in hang.ranks if store.check([f"hang/state/{rank}"])]
             states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
             self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
@@ -271,23 +270,20 @@ class Heartbeat:
                 self._end_silent(rank, process)
         ended = store.add("hang/ended", 0 if self._was_silent(hang) else 1)
         if is_telling:
-            self._wait_for_others(hang, store, "hang/ended", ended)
+            self._wait_for_others(hang, store, "hang/ended", ended, _ENDING_SECONDS)
             store.set("hang/over", "")
         store.wait(["hang/over"], timedelta(seconds=2 * _ENDING_SECONDS + 2))
-        self._leave_store(hang, store)
+        left = store.add("hang/left", 1)
+        if self._world.rank == 0:  # the last, because it may serve the store
+            self._wait_for_others(hang, store, "hang/left", left, 2 * self._seconds)
 
-    def _wait_for_others(self, hang: Hang, store: dist.Store, key: str, number: int) -> None:
-        until = time.monotonic() + _ENDING_SECONDS
+    def _wait_for_others(
+        self, hang: Hang, store: dist.Store, key: str, number: int, most_seconds: float
+    ) -> None:
+        until = time.monotonic() + most_seconds
         while number < self._heard(hang) and time.monotonic() < until:
-            time.sleep(0.1)
-            number = store.add(key, 0)
-
-    def _leave_store(self, hang: Hang, store: dist.Store) -> None:
-        """Leave the store, rank 0 last, because it may serve the store. Missing ranks are not waited for."""
-        left, until = store.add("hang/left", 1), time.monotonic() + 2 * self._seconds
-        while self._world.rank == 0 and left < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.05)
-            left = store.add("hang/left", 0)
+            number = store.add(key, 0)
 
     def _heard(self, hang: Hang) -> int:
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)

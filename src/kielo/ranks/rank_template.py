@@ -79,7 +79,8 @@ class RankTemplate:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_LAUNCHER)
             self._ranks[process] = rank
             return False
-        _end_with_parent()
+        with suppress(OSError, AttributeError):  # only Linux has it
+            ctypes.CDLL(None).prctl(_SET_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)
         os.close(self._control)
         os.close(self._report)
         for number, handler in self._handlers.items():
@@ -116,11 +117,6 @@ class RankTemplate:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing. Unlike SIG_IGN it is not inherited by a program that is started."""
-
-
-def _end_with_parent() -> None:
-    with suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(_SET_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL)
 
 
 def _run(arguments: Sequence[str]) -> None:

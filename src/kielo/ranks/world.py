@@ -3,8 +3,8 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -103,22 +103,15 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
     startup = replace(world.startup, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
 
     def make() -> dist.ProcessGroup:
-        with _connecting_lazily():
+        os.environ[_LAZY_GLOO] = "1"  # connect at first use (torch 2.10, 2.11 and 2.13)
+        try:
             return dist.new_group(
                 list(ranks), timeout=startup.group_timeout, backend=world.host_backend, group_desc=name
             )
+        finally:
+            del os.environ[_LAZY_GLOO]
 
     return raise_communicator(startup, name, ranks, make)
-
-
-@contextmanager
-def _connecting_lazily() -> Iterator[None]:
-    """Make new gloo groups connect at first use (torch 2.10, 2.11 and 2.13)."""
-    os.environ[_LAZY_GLOO] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_LAZY_GLOO]
 
 
 def leave_together(wait_seconds: float) -> None:
@@ -242,9 +235,11 @@ def once_a_node(
         return
     store = dist.PrefixStore(f"once_a_node/{name}", meeting)
     if place.local_rank == 0:
-        complaint = _complaint(action)
-        if complaint:
-            store.compare_set("complaint", "", complaint)
+        try:
+            action()
+        except Exception as error:  # the other ranks must not wait for it
+            kind = "" if isinstance(error, KieloError) else f"{type(error).__name__}: "
+            store.compare_set("complaint", "", f"{kind}{error}")
     if store.add("settled", 1) == place.size:  # every action has ended
         store.set("verdict", store.get("complaint").decode() if store.check(["complaint"]) else "")
     try:
@@ -258,13 +253,3 @@ def once_a_node(
     if verdict:
         linger(place)
         raise KieloError(verdict)
-
-
-def _complaint(action: Callable[[], object]) -> str | None:
-    try:
-        action()
-    except KieloError as error:
-        return str(error)
-    except Exception as error:  # the other ranks must not wait for it
-        return f"{type(error).__name__}: {error}"
-    return None

@@ -55,26 +55,16 @@ def slopes(num_heads: int) -> list[float]:
 
 
 def attend(
-    q_bhqk: Tensor,
-    k_bhnk: Tensor,
-    v_bhnk: Tensor,
-    slopes_h: Tensor,
-    seen: tuple[Tensor, Tensor],
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, slopes_h: Tensor, seen: tuple[Tensor, Tensor], scale: float | None = None
 ) -> Tensor:
     """Return [b, h, q, k]. `seen` has distances [q, n] and visible [b or 1, 1, q, n]. No `scale`: 1/√k."""
-    if q_bhqk.device.type == "cpu":
-        return _Attention.apply(q_bhqk, k_bhnk, v_bhnk, scale, slopes_h, *seen)
-    return attend_again(q_bhqk, k_bhnk, v_bhnk, slopes_h, seen, scale)
+    if q.device.type == "cpu":
+        return _Attention.apply(q, k, v, scale, slopes_h, *seen)
+    return attend_again(q, k, v, slopes_h, seen, scale)
 
 
 def attend_again(
-    q_bhqk: Tensor,
-    k_bhnk: Tensor,
-    v_bhnk: Tensor,
-    slopes_h: Tensor,
-    seen: tuple[Tensor, Tensor],
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, slopes_h: Tensor, seen: tuple[Tensor, Tensor], scale: float | None = None
 ) -> Tensor:
     """Do the same on any device. The backward computes attention again, with its biases."""
 
@@ -83,7 +73,7 @@ def attend_again(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
     # Nothing in it draws random numbers.
-    return checkpoint(biased, q_bhqk, k_bhnk, v_bhnk, use_reentrant=False, preserve_rng_state=False)
+    return checkpoint(biased, q, k, v, use_reentrant=False, preserve_rng_state=False)
 
 
 class _Attention(torch.autograd.Function):

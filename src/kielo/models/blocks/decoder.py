@@ -7,15 +7,16 @@ Shape letters: b = batch, s = sequence, d = hidden size.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from kielo.models import families
-from kielo.models.blocks.attention import Attention, Mask, MaskMaker
+from kielo.models.blocks.attention import MaskMaker
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop
 from kielo.models.blocks.rope import RotaryEmbedding, refuse_longer
+from kielo.models.family_tables import layer_types
 from kielo.recipe.sections import CompleteModel, Fp8
 
 
@@ -48,13 +49,6 @@ class DecoderOptions:
     has_head_bias: bool = False
 
 
-@runtime_checkable
-class ComputedBuffers(Protocol):
-    """A module with buffers that are computed and never saved."""
-
-    def reset_buffers(self, device: torch.device | str) -> None: ...
-
-
 class Head(nn.Linear):
     """The matrix after the last norm, which a loss multiplies by chunks.
 
@@ -71,11 +65,11 @@ class Head(nn.Linear):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, last norm and head, of encoders too. kinds: name of a layer kind → its options.
+    """Embedding, layers, last norm and head, of encoders too. `kinds`: kind of a layer → its options.
 
-    `make_layer(number)` makes a layer, whose `kind` is one of these names and whose forward is `layer(x_bsd,
-    cos, sin, mask, noise)`. A pipeline stage keeps only its own modules, and layer 1 stays "1" without layer
-    0. `of_all_stages` names parameters that each stage needs.
+    `make_layer(number)` makes a layer, whose forward is `layer(x_bsd, cos, sin, mask, noise)`. A pipeline
+    stage keeps only its own modules, and layer 1 stays "1" without layer 0. `of_all_stages` names parameters
+    that each stage needs.
     """
 
     of_all_stages: tuple[str, ...] = ()
@@ -89,7 +83,6 @@ class Decoder(nn.Module):
         config: CompleteModel,
         make_layer: Callable[[int], nn.Module],
         norm: nn.Module | None,
-        kinds: dict[str, LayerKind],
         options: DecoderOptions,
     ) -> None:
         super().__init__()
@@ -107,8 +100,13 @@ class Decoder(nn.Module):
         self.transform = options.transform
         self.head: Head | None = Head(config.hidden_size, config.vocab_rows, bias=options.has_head_bias)
         self.rope, self.local_rope = options.rope, options.local_rope
-        self.kinds = kinds
-        windows = [kind.window for kind in kinds.values()]
+        windowed = LayerKind(config.sliding_window, "rope" if options.local_rope is None else "local_rope")
+        kinds = {"full_attention": LayerKind(), "sliding_attention": windowed}
+        self.kinds = {kind: kinds[kind] for kind in layer_types(config)}
+        layers: list[Any] = list(self.layers.values())
+        for layer, kind in zip(layers, layer_types(config), strict=True):
+            layer.kind = kind
+        windows = [kind.window for kind in self.kinds.values()]
         is_capped = config.attn_logit_softcapping is not None
         self.make_masks = MaskMaker(windows, options.needs_distance, is_capped, options.is_causal)
         self.make_noise = NoiseMaker(config.num_hidden_layers, config.num_attention_heads)
@@ -122,8 +120,8 @@ class Decoder(nn.Module):
     def reset_buffers(self, device: torch.device | str) -> None:
         """Fill the computed buffers (RoPE tables, ALiBi slopes) on `device`, after the meta device."""
         for module in self.modules():
-            if module is not self and isinstance(module, ComputedBuffers):
-                module.reset_buffers(device)
+            if module is not self and callable(reset := getattr(module, "reset_buffers", None)):
+                reset(device)
 
     def forward(
         self,
@@ -141,8 +139,7 @@ class Decoder(nn.Module):
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
-        device = tokens_bs.device
-        masks = self.make_masks(documents_bs, positions_s, length, device)
+        masks = self.make_masks(documents_bs, positions_s, length, tokens_bs.device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         x_bsd = self.embedded(tokens_bs, documents_bs, positions_s, noise)
         positions = length if positions_s is None else positions_s
@@ -197,25 +194,31 @@ class Decoder(nn.Module):
         return x_bsd if noise is None else noise.of_head(x_bsd)
 
 
-class PreNormLayer(nn.Module):
-    """A layer that norms the inputs of attention and MLP, and adds their outputs to its own input."""
+class DecoderLayer(nn.Module):
+    """A layer that adds the outputs of attention and MLP to its own input. Inputs or outputs are normed."""
 
-    kind = "full_attention"
     is_parallel = False  # the MLP reads the layer's input, without attention's output (GPT-NeoX)
 
-    def __init__(self, make_norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+    def __init__(
+        self,
+        attention: nn.Module,
+        mlp: nn.Module,
+        make_norm: Callable[[], nn.Module] = nn.Identity,
+        make_output_norm: Callable[[], nn.Module] = nn.Identity,
+    ) -> None:
         super().__init__()
         self.attention_norm, self.attention = make_norm(), attention
-        self.mlp_norm, self.mlp = make_norm(), mlp
+        self.attention_post_norm = make_output_norm()
+        self.mlp_norm, self.mlp, self.mlp_post_norm = make_norm(), mlp, make_output_norm()
 
-    def forward(
-        self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask, noise: Noise | None = None
-    ) -> Tensor:
+    def forward(self, x_bsd: Tensor, *inputs: Any) -> Tensor:
+        """inputs: what attention takes after hidden states (cos, sin and a mask), and the `Noise` or None."""
+        *places, noise = inputs
         weights = None if noise is None else noise.weights
-        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask, weights)
-        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        attended_bsd = self.attention(self.attention_norm(x_bsd), *places, weights)
+        attended_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
         out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
-        return attended_bsd + drop(out_bsd, noise, MLP)
+        return attended_bsd + drop(self.mlp_post_norm(out_bsd), noise, MLP)
 
 
 @torch.no_grad()

@@ -86,9 +86,21 @@ def attend(
     weights it gives their mean of values and the log of their sum, and without dropout the log of the whole
     sum. The ratio of the sums makes the result exact, without weights in memory.
     """
-    change = _score_mod(scores)
+    size, change = q_bhsk.shape[-1], _score_mod(scores)
+
+    def run(score_mod: Any, **options: Any) -> Any:  # Dynamo cannot read `ScoreMod | None`
+        padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
+        return compiled_on(q_bhsk.device, flex_attention)(
+            *padded,
+            score_mod=score_mod,
+            block_mask=blocks,
+            scale=size**-0.5 if scores.scale is None else scores.scale,
+            enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
+            **options,
+        )
+
     if noise is None:
-        return _run(q_bhsk, k_bgsk, v_bgsk, blocks, scores.scale, change, None)
+        return run(change)[..., :size]
     is_kept = noise.is_kept(k_bgsk.shape[2])
 
     def dropped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -96,11 +108,10 @@ def attend(
         return torch.where(is_kept(b, h, query, key), score, -torch.inf)
 
     (out_bhsk, kept), (_, whole) = (
-        _run(q_bhsk, k_bgsk, v_bgsk, blocks, scores.scale, score_mod, AuxRequest(lse=True))
-        for score_mod in (dropped, change)
+        run(score_mod, return_aux=AuxRequest(lse=True)) for score_mod in (dropped, change)
     )
     share_bhs = torch.exp(kept.lse - whole.lse) / (1 - noise.rate)
-    return (out_bhsk * share_bhs[..., None]).to(out_bhsk.dtype)
+    return (out_bhsk[..., :size] * share_bhs[..., None]).to(out_bhsk.dtype)
 
 
 def _score_mod(scores: Scores) -> ScoreMod | None:
@@ -120,30 +131,6 @@ def _score_mod(scores: Scores) -> ScoreMod | None:
 
         return sloped
     return scores.change
-
-
-def _run(
-    q_bhsk: Tensor,
-    k_bgsk: Tensor,
-    v_bgsk: Tensor,
-    blocks: BlockMask | None,
-    scale: float | None,
-    score_mod: ScoreMod | None,
-    asked: AuxRequest | None,
-) -> Any:
-    """Return [b, h, s, k], and AuxRequest's result if it is asked for."""
-    size = q_bhsk.shape[-1]
-    padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
-    options = {} if asked is None else {"return_aux": asked}
-    found = compiled_on(q_bhsk.device, flex_attention)(
-        *padded,
-        score_mod=score_mod,
-        block_mask=blocks,
-        scale=size**-0.5 if scale is None else scale,
-        enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
-        **options,
-    )
-    return found[..., :size] if asked is None else (found[0][..., :size], found[1])
 
 
 def compiled_on(device: torch.device, function: Callable) -> Callable:

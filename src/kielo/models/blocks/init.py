@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,15 +44,8 @@ class Normal(NamedTuple):
     norm: float = 1.0
 
 
-class InitialValue(Protocol):
-    def __call__(
-        self, name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
-    ) -> Tensor:
-        """Return the first values of a box of a parameter, fp32 on the CPU, 0 for biases and padding rows."""
-
-
-def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> InitialValue:
-    """Make a family's first values of its `rule(name, config)`."""
+def by_rule(rule: Callable[[str, CompleteModel], Normal]) -> Callable[..., Tensor]:
+    """Make a family's first values of its `rule(name, config)`: fp32 on the CPU, 0 in biases and padding."""
 
     def initial_value(
         name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None

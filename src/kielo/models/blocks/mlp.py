@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from kielo.models.family_tables import TANH_GELUS
+
 # Activations by Hugging Face's names (`hidden_act`), where "new", "fast" and "tanh" are one formula too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_fast": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    **dict.fromkeys(TANH_GELUS, partial(F.gelu, approximate="tanh")),
 }
 
 
@@ -109,3 +109,15 @@ class PlainMLP(nn.Module):
     def forward(self, x_bsd: Tensor) -> Tensor:
         (up,) = self.project(x_bsd, (self.up,))
         return self.down(self.activation(up))
+
+
+class Transform(nn.Module):
+    """The part of an encoder's head before its matrix: a norm `before`, matrix, GELU, norm."""
+
+    def __init__(self, size: int, bias: bool, norm: nn.Module, before: nn.Module | None = None) -> None:
+        super().__init__()
+        self.before = nn.Identity() if before is None else before
+        self.dense, self.norm = nn.Linear(size, size, bias=bias), norm
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(self.before(x_bsd))))

@@ -27,9 +27,6 @@ class RMSNorm(nn.Module):
             return _weighted(x, self.weight, _scale(x, self.epsilon), self.is_zero_centred)
         return _RMSNorm.apply(x, self.weight, self.epsilon, self.is_zero_centred)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, epsilon={self.epsilon}"
-
 
 class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, with weight and bias, with a weight alone, or without both."""

@@ -91,8 +91,6 @@ class RelativeMaskMaker(nn.Module):
 
 
 class RelativeInnerAttention(nn.Module):
-    """Queries, keys and values, and the positions' queries and keys, to outputs."""
-
     def forward(
         self,
         q_bhsk: Tensor,

@@ -71,20 +71,14 @@ class RotaryEmbedding(nn.Module):
         self.head_dim, self.max_position_embeddings = head_dim, max_position_embeddings
         self.reset_buffers(torch.get_default_device())
 
-    @property
-    def inverse_frequencies(self) -> Tensor:
-        """Radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
-        return inverse_frequencies(
-            self.rope_theta, self.head_dim, self.rope_scaling, self.max_position_embeddings
-        )
-
     def reset_buffers(self, device: torch.device | str) -> None:
         """Compute the tables in fp32 on the CPU, so that they are the same on all kinds of device."""
         positions = torch.arange(self.max_position_embeddings, dtype=torch.float32, device="cpu")
         if torch.device(device).type == "meta":
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
         else:
-            angles = torch.outer(positions, self.inverse_frequencies)
+            rope = self.rope_theta, self.head_dim, self.rope_scaling, self.max_position_embeddings
+            angles = torch.outer(positions, inverse_frequencies(*rope))
             # Yarn lengthens queries and keys by a factor each, which sharpens attention.
             factor = (self.rope_scaling or {}).get("attention_factor", 1.0)
             cos, sin = angles.cos() * factor, angles.sin() * factor

@@ -3,29 +3,24 @@
 from functools import partial
 
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import Attention, InnerAttention
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.attention import InnerAttention
+from kielo.models.blocks.decoder import Decoder, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule, depth_scaled
-from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
+from kielo.models.gpt2 import model as gpt2
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(PreNormLayer):
+class Layer(gpt2.Layer):
     def __init__(self, config: CompleteModel, number: int) -> None:
-        inner = InnerAttention(alibi=Alibi(config.num_attention_heads))
-        super().__init__(
-            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
-            Attention(config, inner),
-            PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
-        )
+        super().__init__(config, number, InnerAttention(alibi=Alibi(config.num_attention_heads)))
 
 
 class Bloom(Decoder):
     def __init__(self, config: CompleteModel) -> None:
         norm, embed_norm = (LayerNorm(config.hidden_size, config.layer_norm_epsilon) for _ in range(2))
         options = DecoderOptions(needs_distance=True, embed_norm=embed_norm)
-        super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
+        super().__init__(config, partial(Layer, config), norm, options)
 
 
 @by_rule

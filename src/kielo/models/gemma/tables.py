@@ -2,32 +2,14 @@
 
 from collections.abc import Iterable
 
-from kielo.models.config_keys import (
-    Entry,
-    HeadWidth,
-    Key,
-    Rope,
-    RopeByKind,
-    Windows,
-    fixed,
-    only,
-    sizes,
-    switch,
-)
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
 from kielo.models.config_reader import NUMBER, SIZE
-from kielo.models.family_tables import (
-    HEAD_NORMS,
-    OUTPUT_NORMS,
-    PRE_NORM_PLAN,
-    LayerParts,
-    OtherParameters,
-    model_pieces,
-)
 from kielo.models.llama.tables import ATTENTION_MODULES, HEAD_NORM_MODULES, MLP_MODULES
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | OUTPUT_NORMS | HEAD_NORMS
+TENSOR_PARALLEL_PLAN = shared.PRE_NORM_PLAN | shared.OUTPUT_NORMS | shared.HEAD_NORMS
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
@@ -41,13 +23,13 @@ def has_head_norms(config: CompleteModel) -> bool:
     return config.model_type == "gemma3_text"
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
+def layer_parts(config: CompleteModel) -> shared.LayerParts:
+    return shared.LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
     norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
-    return OtherParameters(norms, config.hidden_size)
+    return shared.OtherParameters(norms, config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
@@ -55,40 +37,40 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     modules |= HEAD_NORM_MODULES if has_head_norms(config) else {}
     modules |= {"attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
     modules |= MLP_MODULES | {"mlp_post_norm": "post_feedforward_layernorm"}
-    return model_pieces(config, modules, ATTENTION_MODULES if config.attention_bias else ())
+    return shared.model_pieces(config, modules, ATTENTION_MODULES if config.attention_bias else ())
 
 
-def _entries(model_type: str) -> tuple[Entry, ...]:
+def _entries(model_type: str) -> tuple[keys.Entry, ...]:
     is_gemma2 = model_type == "gemma2"
     # A cap of null is no cap. If it is missing, it is the family's, as in transformers.
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    caps: dict[str, float | None] = {"final_logit_softcapping": None}
+    if is_gemma2:
+        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    patterns = ("sliding_window_pattern", "_sliding_window_pattern")
     return (
-        only("architectures", [_ARCHITECTURES[model_type]], is_written=True),
-        *sizes(256_000 if is_gemma2 else 262_208, hidden=2304, inside=9216, layers=26, heads=8),
-        Key("num_key_value_heads", kind=SIZE, default=4),
+        keys.only("architectures", [_ARCHITECTURES[model_type]], is_written=True),
+        *keys.sizes(256_000 if is_gemma2 else 262_208, hidden=2304, inside=9216, layers=26, heads=8),
+        keys.Key("num_key_value_heads", kind=SIZE, default=4),
         _HeadsOfGemma(default=256),
-        Key("max_position_embeddings", kind=SIZE, default=8192 if is_gemma2 else 131_072),
-        fixed("hidden_act", "gelu_pytorch_tanh", theirs="hidden_activation"),
-        only("use_bidirectional_attention", False),
-        Key("rms_norm_eps", kind=NUMBER, default=1e-6),
-        Rope() if is_gemma2 else RopeByKind(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)),
-        Windows(2) if is_gemma2 else Windows(6, "sliding_window_pattern", "_sliding_window_pattern"),
+        keys.Key("max_position_embeddings", kind=SIZE, default=8192 if is_gemma2 else 131_072),
+        keys.fixed("hidden_act", "gelu_pytorch_tanh", theirs="hidden_activation"),
+        keys.only("use_bidirectional_attention", False),
+        keys.Key("rms_norm_eps", kind=NUMBER, default=1e-6),
+        keys.Rope() if is_gemma2 else keys.RopeByKind(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)),
+        keys.Windows(2) if is_gemma2 else keys.Windows(6, *patterns),
         _ScoreScale("query_pre_attn_scalar", kind=NUMBER, default=256),
-        *(
-            Key(name, kind=NUMBER, default=cap if is_gemma2 else None, null=None)
-            for name, cap in caps.items()
-            if is_gemma2 or name != "attn_logit_softcapping"
-        ),
-        *(() if is_gemma2 else (only("attn_logit_softcapping", None, is_written=True),)),  # not applied there
-        switch("tie_word_embeddings", True),
-        switch("attention_bias", False),
-        fixed("mlp_bias", False),
-        only("attention_dropout", 0.0, is_written=True),
-        Key("initializer_range", kind=NUMBER, default=0.02),
+        *(keys.Key(name, kind=NUMBER, default=cap, null=None) for name, cap in caps.items()),
+        # Gemma 3 does not apply it.
+        *(() if is_gemma2 else (keys.only("attn_logit_softcapping", None, is_written=True),)),
+        keys.switch("tie_word_embeddings", True),
+        keys.switch("attention_bias", False),
+        keys.fixed("mlp_bias", False),
+        keys.only("attention_dropout", 0.0, is_written=True),
+        keys.Key("initializer_range", kind=NUMBER, default=0.02),
     )
 
 
-class _HeadsOfGemma(HeadWidth):
+class _HeadsOfGemma(keys.HeadWidth):
     """The width of a head. transformers refuses a hidden_size that the heads do not divide."""
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -99,7 +81,7 @@ class _HeadsOfGemma(HeadWidth):
             )
 
 
-class _ScoreScale(Key):
+class _ScoreScale(keys.Key):
     """The number whose root divides scores, by default head_dim. transformers reads whole numbers only."""
 
     def write(self, model: CompleteModel) -> dict[str, object]:

@@ -6,20 +6,22 @@ attention stays inside documents, positions begin at 0 in each.
 
 from functools import partial
 
-from kielo.models.blocks.attention import Attention
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.attention import Attention, InnerAttention
+from kielo.models.blocks.decoder import Decoder, DecoderLayer, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule, depth_scaled
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(PreNormLayer):
-    def __init__(self, config: CompleteModel, number: int) -> None:
+class Layer(DecoderLayer):
+    """A layer with a plain MLP, of GPT-NeoX, BLOOM and OPT too."""
+
+    def __init__(self, config: CompleteModel, number: int, inner: InnerAttention | None = None) -> None:
         super().__init__(
-            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
-            Attention(config),
+            Attention(config, inner),
             PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
+            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
         )
 
 
@@ -27,7 +29,7 @@ class GPT2(Decoder):
     def __init__(self, config: CompleteModel) -> None:
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         options = DecoderOptions(learned_positions=config.max_position_embeddings)
-        super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
+        super().__init__(config, partial(Layer, config), norm, options)
 
 
 @by_rule

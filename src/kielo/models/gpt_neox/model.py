@@ -3,23 +3,18 @@
 import math
 from functools import partial
 
-from kielo.models.blocks.attention import Attention
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.decoder import Decoder, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule
-from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
+from kielo.models.gpt2 import model as gpt2
 from kielo.models.gpt_neox.tables import rotary_size
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(PreNormLayer):
+class Layer(gpt2.Layer):
     def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__(
-            partial(LayerNorm, config.hidden_size, config.layer_norm_epsilon),
-            Attention(config),
-            PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act),
-        )
+        super().__init__(config, number)
         self.is_parallel = config.use_parallel_residual
 
 
@@ -29,8 +24,7 @@ class GPTNeoX(Decoder):
             config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
         )
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        kinds = {Layer.kind: LayerKind()}
-        super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
+        super().__init__(config, partial(Layer, config), norm, DecoderOptions(rope))
 
 
 @by_rule

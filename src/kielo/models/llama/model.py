@@ -8,26 +8,24 @@ from functools import partial
 from typing import Literal
 
 from kielo.models.blocks.attention import Attention
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind, PreNormLayer
+from kielo.models.blocks.decoder import Decoder, DecoderLayer, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule, depth_scaled
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.family_tables import layer_types
 from kielo.models.llama.tables import has_head_norms, has_output_bias
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(PreNormLayer):
+class Layer(DecoderLayer):
     def __init__(self, config: CompleteModel, number: int) -> None:
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
         norms: Literal["head"] | None = "head" if has_head_norms(config) else None
         super().__init__(
-            partial(make_norm, config.hidden_size),
             Attention(config, None, norms, make_norm, has_output_bias(config)),
             GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias),
+            partial(make_norm, config.hidden_size),
         )
-        self.kind = layer_types(config)[number]
 
 
 class Llama(Decoder):
@@ -35,9 +33,8 @@ class Llama(Decoder):
         rope = RotaryEmbedding(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )
-        kinds = {"full_attention": LayerKind(), "sliding_attention": LayerKind(config.sliding_window)}
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
+        super().__init__(config, partial(Layer, config), norm, DecoderOptions(rope))
 
 
 @by_rule

@@ -3,41 +3,24 @@
 from collections.abc import Mapping
 from operator import itemgetter
 
-from kielo.models.config_keys import (
-    Entry,
-    HeadWidth,
-    Key,
-    NoWindows,
-    Rope,
-    Windows,
-    fixed,
-    only,
-    sizes,
-    switch,
-)
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader
-from kielo.models.family_tables import (
-    HEAD_NORMS,
-    PRE_NORM_PLAN,
-    LayerParts,
-    OtherParameters,
-    layer_types,
-    model_pieces,
-)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
-TENSOR_PARALLEL_PLAN = PRE_NORM_PLAN | HEAD_NORMS
+TENSOR_PARALLEL_PLAN = shared.PRE_NORM_PLAN | shared.HEAD_NORMS
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
 BASE_MODEL_PREFIX = "model."
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+# Architecture, and the defaults of vocabulary, positions, the MLP's width and heads of keys.
+_DEFAULTS = {
+    "llama": ("LlamaForCausalLM", 32_000, 2048, 11_008, None),
+    "mistral": ("MistralForCausalLM", 32_000, 131_072, 14_336, 8),
+    "qwen2": ("Qwen2ForCausalLM", 151_936, 32_768, 22_016, 32),
+    "qwen3": ("Qwen3ForCausalLM", 151_936, 32_768, 22_016, 32),
 }
 MLP_MODULES = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
 ATTENTION_MODULES = {f"attention.{one}": f"self_attn.{one}_proj" for one in "qkvo"}
@@ -53,13 +36,13 @@ def has_output_bias(config: CompleteModel) -> bool:
     return config.attention_bias and config.model_type != "qwen2"
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=3, has_head_norms=has_head_norms(config))
+def layer_parts(config: CompleteModel) -> shared.LayerParts:
+    return shared.LayerParts(mlp_matrices=3, has_head_norms=has_head_norms(config))
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
     norms = 2 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
-    return OtherParameters(norms, config.hidden_size, has_output_bias=has_output_bias(config))
+    return shared.OtherParameters(norms, config.hidden_size, has_output_bias=has_output_bias(config))
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
@@ -68,40 +51,35 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     modules |= {"mlp_norm": "post_attention_layernorm"} | MLP_MODULES
     biased = ["attention.q", "attention.k", "attention.v"] if config.attention_bias else []
     biased += ["attention.o"] if has_output_bias(config) else []
-    return model_pieces(config, modules, [*biased, *(MLP_MODULES if config.mlp_bias else ())])
+    return shared.model_pieces(config, modules, [*biased, *(MLP_MODULES if config.mlp_bias else ())])
 
 
-def _entries(model_type: str) -> tuple[Entry, ...]:
-    vocab_size, positions, inside, key_heads = {
-        "llama": (32_000, 2048, 11_008, None),
-        "mistral": (32_000, 131_072, 14_336, 8),
-        "qwen2": (151_936, 32_768, 22_016, 32),
-        "qwen3": (151_936, 32_768, 22_016, 32),
-    }[model_type]
+def _entries(model_type: str) -> tuple[keys.Entry, ...]:
+    architecture, vocab_size, positions, inside, key_heads = _DEFAULTS[model_type]
     heads = itemgetter("num_attention_heads")
     return (
-        only("architectures", [_ARCHITECTURES[model_type]], is_written=True),
-        *sizes(vocab_size, hidden=4096, inside=inside, layers=32, heads=32),
-        Key("num_key_value_heads", kind=SIZE, default=key_heads or heads, null=heads),
+        keys.only("architectures", [architecture], is_written=True),
+        *keys.sizes(vocab_size, hidden=4096, inside=inside, layers=32, heads=32),
+        keys.Key("num_key_value_heads", kind=SIZE, default=key_heads or heads, null=heads),
         # A Qwen3's heads have a width of their own.
-        HeadWidth(default=128) if model_type == "qwen3" else HeadWidth(),
-        Key("max_position_embeddings", kind=SIZE, default=positions),
-        fixed("hidden_act", "silu", theirs="hidden_act"),
-        Key("rms_norm_eps", kind=NUMBER, default=1e-6),
-        Rope(),
-        switch("tie_word_embeddings", False),
+        keys.HeadWidth(default=128) if model_type == "qwen3" else keys.HeadWidth(),
+        keys.Key("max_position_embeddings", kind=SIZE, default=positions),
+        keys.fixed("hidden_act", "silu", theirs="hidden_act"),
+        keys.Key("rms_norm_eps", kind=NUMBER, default=1e-6),
+        keys.Rope(),
+        keys.switch("tie_word_embeddings", False),
         # transformers lacks these keys for the other families. Qwen2 always has biases of q, k and v.
-        switch("attention_bias", False)
+        keys.switch("attention_bias", False)
         if model_type in ("llama", "qwen3")
-        else fixed("attention_bias", model_type == "qwen2"),
-        switch("mlp_bias", False) if model_type == "llama" else fixed("mlp_bias", False),
-        {"llama": NoWindows(), "mistral": _OneWindow()}.get(model_type) or _QwenWindows(),
-        only("attention_dropout", 0.0, is_written=True),
-        Key("initializer_range", kind=NUMBER, default=0.02),
+        else keys.fixed("attention_bias", model_type == "qwen2"),
+        keys.switch("mlp_bias", False) if model_type == "llama" else keys.fixed("mlp_bias", False),
+        {"llama": keys.NoWindows(), "mistral": _OneWindow()}.get(model_type) or _QwenWindows(),
+        keys.only("attention_dropout", 0.0, is_written=True),
+        keys.Key("initializer_range", kind=NUMBER, default=0.02),
     )
 
 
-class _OneWindow(NoWindows):
+class _OneWindow(keys.NoWindows):
     """Mistral's window, which all layers have, or no layer if it is null."""
 
     ours = ("sliding_window",)
@@ -120,7 +98,7 @@ class _OneWindow(NoWindows):
         return {"sliding_window": model.sliding_window}
 
 
-class _QwenWindows(Windows):
+class _QwenWindows(keys.Windows):
     """A window of some layers, by default of the layers from max_window_layers on."""
 
     def __init__(self) -> None:
@@ -144,8 +122,8 @@ class _QwenWindows(Windows):
         return {
             "use_sliding_window": model.sliding_window is not None,
             "sliding_window": model.sliding_window,
-            "layer_types": list(layer_types(model)),
+            "layer_types": list(shared.layer_types(model)),
         }
 
 
-KEYS = {model_type: _entries(model_type) for model_type in _ARCHITECTURES}
+KEYS = {model_type: _entries(model_type) for model_type in _DEFAULTS}

@@ -8,50 +8,27 @@ import math
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
+from kielo.models.blocks.decoder import Decoder, DecoderLayer, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule
-from kielo.models.blocks.mlp import GatedMLP
+from kielo.models.blocks.mlp import GatedMLP, Transform
 from kielo.models.blocks.norm import LayerNorm
-from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
+from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMaskMaker
 from kielo.models.ltg_bert.tables import OF_ALL_STAGES, relative_rows
 from kielo.recipe.sections import CompleteModel
 
 
-class Layer(nn.Module):
-    kind = "full_attention"
+class Layer(DecoderLayer):
+    """A layer whose attention takes the relative positions [r, d] and their mask."""
 
     def __init__(self, config: CompleteModel, number: int) -> None:
-        super().__init__()
         hidden, inside = config.hidden_size, config.intermediate_size
-        self.attention_norm = plain_norm(config, hidden)
-        self.attention = RelativeAttention(hidden, config.head_dim, config.position_heads)
+        super().__init__(
+            RelativeAttention(hidden, config.head_dim, config.position_heads),
+            GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside)),
+            partial(plain_norm, config, hidden),
+        )
         self.attention_post_norm = LayerNorm(hidden, config.layer_norm_epsilon)
-        self.mlp_norm = plain_norm(config, hidden)
-        self.mlp = GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside))
-
-    def forward(
-        self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: Noise | None = None
-    ) -> Tensor:
-        weights = None if noise is None else noise.weights
-        attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask, weights)
-        x_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
-        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
-
-
-class Transform(nn.Module):
-    """The part of the head before its matrix: norm, matrix, GELU, norm. Data in and out: [b, s, d]."""
-
-    def __init__(self, config: CompleteModel) -> None:
-        super().__init__()
-        hidden = config.hidden_size
-        self.dense = nn.Linear(hidden, hidden)
-        self.before, self.after = plain_norm(config, hidden), plain_norm(config, hidden)
-
-    def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.after(F.gelu(self.dense(self.before(x_bsd))))
 
 
 class LtgBert(Decoder):
@@ -60,13 +37,14 @@ class LtgBert(Decoder):
     of_all_stages = OF_ALL_STAGES
 
     def __init__(self, config: CompleteModel) -> None:
+        embed_norm, before, after = (plain_norm(config, config.hidden_size) for _ in range(3))
         options = DecoderOptions(
-            embed_norm=plain_norm(config, config.hidden_size),
+            embed_norm=embed_norm,
             is_causal=False,
-            transform=Transform(config),
+            transform=Transform(config.hidden_size, True, after, before),
             has_head_bias=True,
         )
-        super().__init__(config, partial(Layer, config), None, {Layer.kind: LayerKind()}, options)
+        super().__init__(config, partial(Layer, config), None, options)
         self.relative_table = nn.Embedding(relative_rows(config), config.hidden_size)
         self.relative_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.make_relative_mask = RelativeMaskMaker(

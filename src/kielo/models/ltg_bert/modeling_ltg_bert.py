@@ -198,7 +198,9 @@ class Head(nn.Module):
         return self.nonlinearity(x)
 
 
-class LtgBertPreTrainedModel(PreTrainedModel):
+class LtgBertModel(PreTrainedModel):
+    """The encoder without a head. An output's attentions are weights [b, h, q, n] of each layer."""
+
     config: LtgBertConfig
     config_class = LtgBertConfig
     base_model_prefix = ""
@@ -206,7 +208,8 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     # A loss is a mean over its batch: Trainer divides it by the batches that it accumulates.
     accepts_loss_kwargs = False
     _no_split_modules = ["Layer"]
-    _keys_to_ignore_on_load_unexpected = _IGNORED
+    # Heads, which files of other tasks have.
+    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\.", r"^head\."]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -220,13 +223,6 @@ class LtgBertPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
         if (bias := getattr(module, "bias", None)) is not None:
             nn.init.zeros_(bias)
-
-
-class LtgBertModel(LtgBertPreTrainedModel):
-    """The encoder without a head. An output's attentions are weights [b, h, q, n] of each layer."""
-
-    # Heads, which files of other tasks have.
-    _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^classifier\.", r"^head\."]
 
     def __init__(self, config: LtgBertConfig) -> None:
         super().__init__(config)
@@ -331,9 +327,43 @@ def _hidden_keys(mask: Tensor | None) -> Tensor | None:
     return mask == 0
 
 
-class LtgBertForMaskedLM(LtgBertModel):
-    """Logits of the token at each position. The head's matrix is the embedding's."""
+class _WithHead(LtgBertModel):
+    """A model with a head, whose forward computes logits and, of labels, a loss."""
 
+    output_class: type[ModelOutput]
+    head: Head
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Compute logits and the loss of `labels`, with the same masks and options as `LtgBertModel`."""
+        output = self._encode(input_ids, attention_mask, inputs_embeds, options)
+        logits = self._logits(output[0])
+        loss = None if labels is None else self._loss(logits, labels)
+        found = self.output_class(
+            loss=loss, logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
+        )
+        return self._returned(found, options)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(_at_least_fp32(logits).flatten(0, -2), labels.flatten())
+
+
+class LtgBertForMaskedLM(_WithHead):
+    """Logits [b, s, v] of the token at each position. The head's matrix is the embedding's.
+
+    The loss is the mean cross-entropy of `labels` [b, s] that are not -100.
+    """
+
+    output_class = MaskedLMOutput
     # transformers 4 reads the keys alone, and ties by the two functions.
     _tied_weights_keys = {"classifier.nonlinearity.5.weight": "embedding.word_embedding.weight"}
     _keys_to_ignore_on_load_unexpected = [*_IGNORED, r"^head\."]
@@ -347,22 +377,11 @@ class LtgBertForMaskedLM(LtgBertModel):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.classifier.nonlinearity[5] = value
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        """Compute logits [b, s, v] and, of `labels` [b, s] that are not -100, the mean cross-entropy."""
-        output = self._encode(input_ids, attention_mask, inputs_embeds, options)
-        logits = self.classifier(output.last_hidden_state)
-        found = _with_loss(MaskedLMOutput, logits, labels, output)
-        return self._returned(found, options)
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.classifier(x)
 
 
-class _WithLabels(LtgBertModel):
+class _WithLabels(_WithHead):
     """A model with a new head of `num_labels` outputs."""
 
     # The head of hidden tokens, which is not used.
@@ -379,68 +398,31 @@ class _WithLabels(LtgBertModel):
 
 
 class LtgBertForSequenceClassification(_WithLabels):
-    """Logits of a text's label, from the state of its first token."""
+    """Logits [b, labels] of a text's label, from the state of its first token.
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        """Compute logits [b, labels].
+    The loss is a mean square with one label or `config.problem_type` "regression", a binary cross-entropy of
+    each label with "multi_label_classification" (also if labels are floating), else the cross-entropy.
+    """
 
-        The loss is a mean square with one label or `config.problem_type` "regression", a binary cross-entropy
-        of each label with "multi_label_classification" (also if labels are floating), else the cross-entropy.
-        """
-        output = self._encode(input_ids, attention_mask, inputs_embeds, options)
-        logits = self.head(output[0][:, 0])
-        found = _with_loss(SequenceClassifierOutput, logits, labels, output, self._problem(labels))
-        return self._returned(found, options)
+    output_class = SequenceClassifierOutput
 
-    def _problem(self, labels: Tensor | None) -> str | None:
-        if labels is None or self.config.problem_type:
-            return self.config.problem_type
-        if self.num_labels == 1:
-            return "regression"
-        return "multi_label_classification" if labels.is_floating_point() else None
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.head(x[:, 0])
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem, is_floating = self.config.problem_type, labels.is_floating_point()
+        if problem == "regression" or not problem and self.num_labels == 1:
+            return F.mse_loss(_at_least_fp32(logits).view_as(labels), _at_least_fp32(labels))
+        if problem == "multi_label_classification" or not problem and is_floating:
+            return F.binary_cross_entropy_with_logits(_at_least_fp32(logits), _at_least_fp32(labels))
+        return super()._loss(logits, labels)
 
 
 class LtgBertForTokenClassification(_WithLabels):
-    """Logits of the label of each token."""
+    """Logits [b, s, labels] of each token's label. The loss is as `LtgBertForMaskedLM`'s."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        """Compute logits [b, s, labels] and, of `labels` [b, s] that are not -100, the mean cross-entropy."""
-        output = self._encode(input_ids, attention_mask, inputs_embeds, options)
-        logits = self.head(output.last_hidden_state)
-        found = _with_loss(TokenClassifierOutput, logits, labels, output)
-        return self._returned(found, options)
+    output_class = TokenClassifierOutput
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _with_loss(
-    kind: type[ModelOutput],
-    logits: Tensor,
-    labels: Tensor | None,
-    output: BaseModelOutput,
-    problem: str | None = None,
-) -> Any:
-    loss = None
-    if labels is not None and problem == "regression":
-        loss = F.mse_loss(_at_least_fp32(logits).view_as(labels), _at_least_fp32(labels))
-    elif labels is not None and problem == "multi_label_classification":
-        loss = F.binary_cross_entropy_with_logits(_at_least_fp32(logits), _at_least_fp32(labels))
-    elif labels is not None:
-        loss = F.cross_entropy(_at_least_fp32(logits).flatten(0, -2), labels.flatten())
-    return kind(loss=loss, logits=logits, hidden_states=output.hidden_states, attentions=output.attentions)

@@ -9,24 +9,23 @@ layer_norm_eps, because the published code computes with it.
 
 from collections.abc import Iterable, Mapping
 
-from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only
-from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import MATRICES, LayerParts, OtherParameters, model_pieces, of_layers
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
+from kielo.models.config_reader import NUMBER, SIZE, ConfigReader
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
 # Parameters that each pipeline stage needs.
 OF_ALL_STAGES = ("relative_table.weight", "relative_norm.weight", "relative_norm.bias")
-TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 # Norms that are not named have no weights and norm each token by itself. The table of relative positions and
 # its norm are on every rank, which computes them from the same numbers.
 TENSOR_PARALLEL_PLAN = (
-    MATRICES
-    | of_layers("whole_input", "attention.project_positions")
-    | of_layers("position_heads", "attention.position_heads")
-    | of_layers("residual", "attention_post_norm")
-    | of_layers("features", "mlp.norm")
+    shared.MATRICES
+    | shared.of_layers("whole_input", "attention.project_positions")
+    | shared.of_layers("position_heads", "attention.position_heads")
+    | shared.of_layers("residual", "attention_post_norm")
+    | shared.of_layers("features", "mlp.norm")
     | {"transform.dense": "whole"}
 )
 
@@ -67,8 +66,8 @@ def relative_rows(config: CompleteModel) -> int:
     return 2 * config.position_bucket_size - 1
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(
+def layer_parts(config: CompleteModel) -> shared.LayerParts:
+    return shared.LayerParts(
         mlp_matrices=3,
         norms=3,
         is_rotary=False,
@@ -78,11 +77,11 @@ def layer_parts(config: CompleteModel) -> LayerParts:
     )
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
     hidden = config.hidden_size
     # One norm of a layer has weights. The head has a transform and a bias.
     output = hidden**2 + hidden + config.vocab_size
-    return OtherParameters(2 * hidden, output, input=(relative_rows(config) + 2) * hidden)
+    return shared.OtherParameters(2 * hidden, output, input=(relative_rows(config) + 2) * hidden)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
@@ -93,10 +92,10 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
         return Piece(stored, rows.get(ours, 0))
 
     ends = {"embed.weight": "embedding.word_embedding.weight"}, _LAST_NAMES
-    return model_pieces(config, _ATTENTION | _MLP, _ATTENTION, "transformer.layers", ends, piece)
+    return shared.model_pieces(config, _ATTENTION | _MLP, _ATTENTION, "transformer.layers", ends, piece)
 
 
-class _PositionHeads(Unread):
+class _PositionHeads(keys.Unread):
     """How positions are cut into heads, which also chooses the classes of the remote code."""
 
     ours = (_OWN_KEY,)
@@ -120,7 +119,7 @@ class _PositionHeads(Unread):
         }
 
 
-class _Buckets(Key):
+class _Buckets(keys.Key):
     """The number of buckets of distances: an even number. Sequences are longer than half of it."""
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
@@ -138,25 +137,21 @@ class _Buckets(Key):
             )
 
 
-KEYS: dict[str, tuple[Entry, ...]] = {
+KEYS: dict[str, tuple[keys.Entry, ...]] = {
     "ltg_bert": (
         _PositionHeads(),
         # Three keys that differ between models are required.
-        Key("vocab_size", kind=SIZE, default=None),
-        Key("hidden_size", kind=SIZE, default=768),
-        Key("intermediate_size", kind=SIZE, default=None),
-        Key("num_hidden_layers", kind=LAYERS, default=12),
-        Key("num_attention_heads", kind=SIZE, default=12),
-        WholeHeads(),
-        NoWindows(),
-        Key("max_position_embeddings", kind=SIZE, default=512),
+        *keys.sizes(None, hidden=768, inside=None, layers=12, heads=12),
+        keys.WholeHeads(),
+        keys.NoWindows(),
+        keys.Key("max_position_embeddings", kind=SIZE, default=512),
         _Buckets("position_bucket_size", kind=SIZE, default=32),
-        Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=None),
-        fixed("hidden_act", *TANH_GELUS),
-        only("hidden_act", "gelu_new"),
-        fixed("tie_word_embeddings", True),
-        fixed("attention_bias", True),
-        fixed("mlp_bias", False),
-        Unread("output_all_encoded_layers", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        keys.Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=None),
+        keys.fixed("hidden_act", *shared.TANH_GELUS),
+        keys.only("hidden_act", "gelu_new"),
+        keys.fixed("tie_word_embeddings", True),
+        keys.fixed("attention_bias", True),
+        keys.fixed("mlp_bias", False),
+        keys.Unread("output_all_encoded_layers", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     )
 }

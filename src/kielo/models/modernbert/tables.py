@@ -6,32 +6,14 @@ token itself.
 
 from collections.abc import Mapping
 
-from kielo.models.config_keys import (
-    Entry,
-    Key,
-    RopeByKind,
-    Unread,
-    WholeHeads,
-    Windows,
-    fixed,
-    only,
-    sizes,
-    switch,
-)
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
 from kielo.models.config_reader import LAYER_KINDS, NUMBER, SIZE, ConfigReader
-from kielo.models.family_tables import (
-    FULL_EVERY,
-    PRE_NORM_PLAN,
-    LayerParts,
-    OtherParameters,
-    layer_types,
-    model_pieces,
-)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import CompleteModel
 
 TENSOR_PARALLEL_PLAN = (
-    PRE_NORM_PLAN
+    shared.PRE_NORM_PLAN
     | dict.fromkeys(("embed_norm", "norm", "transform.norm"), "residual")
     | {"transform.dense": "whole"}
 )
@@ -40,7 +22,7 @@ TENSOR_PARALLEL_PLAN = (
 IGNORED = (r"\.rotary_emb\..*inv_freq$",)
 BASE_MODEL_PREFIX = ""
 
-_WINDOW, _FULL_EVERY = 65, FULL_EVERY["modernbert"]
+_WINDOW, _FULL_EVERY = 65, shared.FULL_EVERY["modernbert"]
 _ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
 
 
@@ -48,12 +30,7 @@ _FIRST_NAMES = {
     "embed.weight": "model.embeddings.tok_embeddings.weight",
     "embed_norm.weight": "model.embeddings.norm.weight",
 }
-_ATTENTION = {
-    "attention.q": "attn.Wqkv",
-    "attention.k": "attn.Wqkv",
-    "attention.v": "attn.Wqkv",
-    "attention.o": "attn.Wo",
-}
+_ATTENTION = {f"attention.{part}": "attn.Wqkv" for part in "qkv"} | {"attention.o": "attn.Wo"}
 _MLP = {"mlp.gate": "mlp.Wi", "mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo"}
 _LAST_NAMES = {
     "norm.weight": "model.final_norm.weight",
@@ -64,15 +41,15 @@ _LAST_NAMES = {
 }
 
 
-def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=3, has_groups=False)
+def layer_parts(config: CompleteModel) -> shared.LayerParts:
+    return shared.LayerParts(mlp_matrices=3, has_groups=False)
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
     hidden = config.hidden_size
     # The last norm, and the head's transform and bias; the first layer has no norm before its attention.
     output = hidden + (hidden**2 + hidden + config.vocab_size) - hidden
-    return OtherParameters(norms=2 * hidden, output=output, input=hidden)
+    return shared.OtherParameters(norms=2 * hidden, output=output, input=hidden)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
@@ -85,12 +62,12 @@ def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     modules = {"attention_norm": "attn_norm"} | _ATTENTION | {"mlp_norm": "mlp_norm"} | _MLP
     biased = [*(_ATTENTION if config.attention_bias else ()), *(_MLP if config.mlp_bias else ())]
     ends = _FIRST_NAMES, _LAST_NAMES
-    pieces = model_pieces(config, modules, biased, "model.layers", ends, piece)
+    pieces = shared.model_pieces(config, modules, biased, "model.layers", ends, piece)
     del pieces["layers.0.attention_norm.weight"]
     return pieces
 
 
-class _BothWays(Windows):
+class _BothWays(keys.Windows):
     """local_attention, and layer_types or global_attn_every_n_layers. The first layer is full."""
 
     def __init__(self) -> None:
@@ -104,7 +81,7 @@ class _BothWays(Windows):
         return {"sliding_window": width // 2 + 1, "layer_types": kinds}
 
     def write(self, model: CompleteModel) -> dict[str, object]:
-        kinds = layer_types(model)
+        kinds = shared.layer_types(model)
         written = {"layer_types": list(kinds), "local_attention": 2 * ((model.sliding_window or _WINDOW) - 1)}
         # transformers 4 knows no other order of layers.
         regular = (every for every in range(1, len(kinds) + 1) if kinds == _kinds(len(kinds), every))
@@ -119,35 +96,31 @@ def _kinds(layers: int, full_every: int) -> tuple[str, ...]:
     return tuple(LAYER_KINDS[number % full_every != 0] for number in range(layers))
 
 
+_UNREAD = """
+    initializer_cutoff_factor classifier_pooling deterministic_flash_attn sparse_prediction
+    sparse_pred_ignore_index reference_compile repad_logits_with_grad
+"""
 # All published models have: no biases of norms and of the head's transform, a bias of the head, no scaling of
 # RoPE, no dropout. Other values are refused.
-KEYS: dict[str, tuple[Entry, ...]] = {
+KEYS: dict[str, tuple[keys.Entry, ...]] = {
     "modernbert": (
-        only("architectures", ["ModernBertForMaskedLM"], is_written=True),
-        *sizes(50_368, hidden=768, inside=1152, layers=22, heads=12),
-        WholeHeads(),
-        Key("max_position_embeddings", kind=SIZE, default=8192),
-        fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_activation"),
-        Key("layer_norm_epsilon", "norm_eps", kind=NUMBER, default=1e-5),
-        only("norm_bias", False, is_written=True),
-        RopeByKind(("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0), has_scaling=False),
+        keys.only("architectures", ["ModernBertForMaskedLM"], is_written=True),
+        *keys.sizes(50_368, hidden=768, inside=1152, layers=22, heads=12),
+        keys.WholeHeads(),
+        keys.Key("max_position_embeddings", kind=SIZE, default=8192),
+        keys.fixed("hidden_act", *_ACTIVATIONS, theirs="hidden_activation"),
+        keys.Key("layer_norm_epsilon", "norm_eps", kind=NUMBER, default=1e-5),
+        keys.only("norm_bias", False, is_written=True),
+        keys.RopeByKind(("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0), has_scaling=False),
         _BothWays(),
-        switch("attention_bias", False),
-        switch("mlp_bias", False),
-        fixed("tie_word_embeddings", True, theirs="tie_word_embeddings"),
-        only("classifier_bias", False, is_written=True),
-        only("classifier_activation", "gelu"),
-        only("decoder_bias", True, is_written=True),
-        *(only(f"{part}_dropout", 0.0, is_written=True) for part in ("attention", "embedding", "mlp")),
-        Key("initializer_range", kind=NUMBER, default=0.02),
-        Unread(
-            "initializer_cutoff_factor",
-            "classifier_pooling",
-            "deterministic_flash_attn",
-            "sparse_prediction",
-            "sparse_pred_ignore_index",
-            "reference_compile",
-            "repad_logits_with_grad",
-        ),
+        keys.switch("attention_bias", False),
+        keys.switch("mlp_bias", False),
+        keys.fixed("tie_word_embeddings", True, theirs="tie_word_embeddings"),
+        keys.only("classifier_bias", False, is_written=True),
+        keys.only("classifier_activation", "gelu"),
+        keys.only("decoder_bias", True, is_written=True),
+        *(keys.only(f"{part}_dropout", 0.0, is_written=True) for part in ("attention", "embedding", "mlp")),
+        keys.Key("initializer_range", kind=NUMBER, default=0.02),
+        keys.Unread(*_UNREAD.split()),
     )
 }

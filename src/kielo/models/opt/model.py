@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.decoder import Decoder, DecoderOptions
 from kielo.models.blocks.init import Normal, by_rule, depth_scaled
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.gpt2.model import Layer
@@ -16,7 +16,7 @@ class OPT(Decoder):
         options = DecoderOptions(
             learned_positions=FIRST_POSITION + config.max_position_embeddings, first_position=FIRST_POSITION
         )
-        super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
+        super().__init__(config, partial(Layer, config), norm, options)
 
 
 @by_rule

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models import config_keys as keys
+from kielo.models import family_tables as shared
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
-from kielo.models.family_tables import OtherParameters, model_pieces
 from kielo.models.gpt2 import tables as gpt2
 from kielo.models.gpt2.tables import TENSOR_PARALLEL_PLAN, layer_parts
 from kielo.models.piece import Piece
@@ -26,9 +26,7 @@ _FIRST_NAMES = {
 }
 _LAYER_MODULES = {
     "attention_norm": "self_attn_layer_norm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
+    **{f"attention.{part}": f"self_attn.{part}_proj" for part in "qkv"},
     "attention.o": "self_attn.out_proj",
     "mlp_norm": "final_layer_norm",
     "mlp.up": "fc1",
@@ -36,20 +34,20 @@ _LAYER_MODULES = {
 }
 
 
-def other_parameters(config: CompleteModel) -> OtherParameters:
+def other_parameters(config: CompleteModel) -> shared.OtherParameters:
     """Return a GPT-2's numbers, and the rows of the position embedding that no token uses."""
     norms, output, positions, _ = gpt2.other_parameters(config)
-    return OtherParameters(norms, output, positions + FIRST_POSITION * config.hidden_size)
+    return shared.OtherParameters(norms, output, positions + FIRST_POSITION * config.hidden_size)
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     biased = [ours for ours in _LAYER_MODULES if config.attention_bias or ours.endswith("norm")]
     last = {f"norm.{kind}": f"model.decoder.final_layer_norm.{kind}" for kind in ("weight", "bias")}
     ends = _FIRST_NAMES, last | {"head.weight": "lm_head.weight"}
-    return model_pieces(config, _LAYER_MODULES, biased, "model.decoder.layers", ends)
+    return shared.model_pieces(config, _LAYER_MODULES, biased, "model.decoder.layers", ends)
 
 
-class _Biases(Key):
+class _Biases(keys.Key):
     """enable_bias, of attention and MLP alike."""
 
     def __init__(self) -> None:
@@ -71,7 +69,7 @@ class _Biases(Key):
             )
 
 
-class _EmbeddingWidth(Unread):
+class _EmbeddingWidth(keys.Unread):
     """word_embed_proj_dim. OPT-350m is refused by it: its embedding has another width."""
 
     def read(self, reader: ConfigReader, values: Mapping[str, int]) -> dict[str, object]:
@@ -82,27 +80,27 @@ class _EmbeddingWidth(Unread):
         return {"word_embed_proj_dim": model.hidden_size}
 
 
-KEYS: dict[str, tuple[Entry, ...]] = {
+KEYS: dict[str, tuple[keys.Entry, ...]] = {
     "opt": (
-        only("architectures", ["OPTForCausalLM"], is_written=True),
-        Key("vocab_size", kind=SIZE, default=50_272),
-        Key("hidden_size", kind=SIZE, default=768),
+        keys.only("architectures", ["OPTForCausalLM"], is_written=True),
+        keys.Key("vocab_size", kind=SIZE, default=50_272),
+        keys.Key("hidden_size", kind=SIZE, default=768),
         _EmbeddingWidth(),
-        Key("intermediate_size", "ffn_dim", kind=SIZE, default=3072),
-        Key("num_hidden_layers", kind=LAYERS, default=12),
-        Key("num_attention_heads", kind=SIZE, default=12),
-        WholeHeads(),
-        NoWindows(),
-        Key("max_position_embeddings", kind=SIZE, default=2048),
-        fixed("layer_norm_epsilon", EPSILON),
-        fixed("hidden_act", *_ACTIVATIONS, theirs="activation_function"),
-        switch("tie_word_embeddings", True),
+        keys.Key("intermediate_size", "ffn_dim", kind=SIZE, default=3072),
+        keys.Key("num_hidden_layers", kind=LAYERS, default=12),
+        keys.Key("num_attention_heads", kind=SIZE, default=12),
+        keys.WholeHeads(),
+        keys.NoWindows(),
+        keys.Key("max_position_embeddings", kind=SIZE, default=2048),
+        keys.fixed("layer_norm_epsilon", EPSILON),
+        keys.fixed("hidden_act", *_ACTIVATIONS, theirs="activation_function"),
+        keys.switch("tie_word_embeddings", True),
         _Biases(),
-        only("do_layer_norm_before", True, is_written=True),  # False in OPT-350m
-        only("_remove_final_layer_norm", False),
-        only("layer_norm_elementwise_affine", True),
-        only("layerdrop", 0.0, is_written=True),
-        Key("initializer_range", "init_std", kind=NUMBER, default=0.02),
-        Unread(dropout=0.0, attention_dropout=0.0),
+        keys.only("do_layer_norm_before", True, is_written=True),  # False in OPT-350m
+        keys.only("_remove_final_layer_norm", False),
+        keys.only("layer_norm_elementwise_affine", True),
+        keys.only("layerdrop", 0.0, is_written=True),
+        keys.Key("initializer_range", "init_std", kind=NUMBER, default=0.02),
+        keys.Unread(dropout=0.0, attention_dropout=0.0),
     )
 }
