@@ -65,8 +65,8 @@ TYPED: list[tuple[str, dict]] = [
     ("plan r --cluster a --nodes b --machine c --json --budget d --corpus e --wide --top 3 --all --plot f "
      "--failures --wall-hours 2.5 --params g --set h=i", {
         "recipe": "r", "sets": ["h=i"], "params": "g", "cluster": "a", "nodes": "b", "machine": "c",
-        "json": True, "budget": "d", "corpus": "e", "wide": True, "top": 3, "all": True, "plot": "f", "batch": False,
-        "failures": "", "wall_hours": 2.5,
+        "json": True, "budget": "d", "corpus": "e", "wide": True, "top": 3, "all": True, "plot": "f",
+        "failures": "", "batch": False, "wall_hours": 2.5,
     }),
     ("plan --failures llama3", PLAN | {"failures": "llama3"}),
     ("plan data r", R | {"json": False}),

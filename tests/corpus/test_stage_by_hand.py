@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -287,6 +288,18 @@ def test_a_rule_of_two_languages():
     nobody = [cards()[0].model_copy(update={"identifier_codes": {}})]
     with pytest.raises(KieloError, match="does not know Estonian. Fix: clean = false .* no identifier"):
         language_rule(open_ones, nobody)
+
+
+def test_a_pair_that_is_not_cleaned_needs_no_known_language(tmp_path, monkeypatch) -> None:
+    """A card without codes for the identifier: the pair is laid out without rules of languages."""
+    bare = cards()[0].model_copy(update={"identifier_codes": {}})
+    monkeypatch.setattr("kielo.corpus.pipeline.language", lambda code: bare)
+    source = PAIR | {"path": "pairs.tsv", "clean": False}
+    recipe = SimpleNamespace(corpus=Corpus(sources=[source]), language="et")
+    names = [step.name for step in first_pass([], recipe, tmp_path, 1, 0)]
+    assert any("pair" in name.lower() for name in names) and not any(
+        "language" in name.lower() for name in names
+    )
 
 
 def test_fields_of_sources():

@@ -189,7 +189,7 @@ def test_dry_runs_of_every_card_list_the_paths(elsewhere: Path, tmp_path: Path, 
         packs = of_site.cpu or of_site
         for account, more in (
             (of_site.account_example, ["--nodes", "1"]),
-            (packs.account_example, ["--pack", "2"]),
+            (packs.account_example or of_site.account_example, ["--pack", "2"]),
         ):
             flags = ["--cluster", name, "--hours", "1", "--dry-run"]
             flags += ["--account", account] if account else []

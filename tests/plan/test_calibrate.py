@@ -172,7 +172,7 @@ def test_the_range_narrows_when_kielo_is_measured(tmp_path):
     found = []
     for sets in ([], [f'machine="{path}"']):
         run = RunToPlan.of_recipe(read_recipe("norwegian_7b", sets).recipe)
-        layout = run.recipe.layout.model_copy(update={"shard": 512})
+        layout = run.recipe.layout.model_copy(update={"shard": 512, "replicate": 1})
         found += plan_layouts(run, [(layout, 64, 2)])
     before, after = found
     assert before.published.name == "Megatron-DeepSpeed" and before.published.factor > 4 / 3

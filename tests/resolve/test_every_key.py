@@ -87,6 +87,7 @@ OTHERS: dict[str, list[str]] = {
     "train.trainable": ['["embed", "layers"]'], "train.skip_steps": ["[[3, 4]]"],
     "train.precision_changes": ['[[8, "bf16"]]'], "train.fp8.kept_in_bf16": ['["layers.0"]'],
     "train.start_timeout_seconds": ["90"], "train.loss_chunk_tokens": ["1024"],
+    "layouts": ['[{cluster = "lumi_g", nodes = 2, layout = {tensor = 2}}]'],
     "phases": ["[{tokens = 32768}, {tokens = 32768, sequence_length = 32}]"],
     "evaluate.texts": ['[{name = "t", path = "t.txt"}]'], "evaluate.prompts": ['["Tere"]'],
     "evaluate.part_of_speech.from_layer": ["2"], "checkpoint.memory_every_steps": ["100"],
@@ -147,6 +148,7 @@ READ_BY_EVERY_RUN = {
 }  # fmt: skip
 # Other values that say what is so without them: a family's default, or a choice that the small run makes.
 AS_IT_IS = {
+    ("layouts", '[{cluster = "lumi_g", nodes = 2, layout = {tensor = 2}}]'),  # of jobs on that cluster
     ("model.model_type", '"mistral"'),  # a llama without a window
     ("model.tie_word_embeddings", "false"), ("model.attention_bias", "false"), ("model.mlp_bias", "false"),
     ("model.hidden_act", '"silu"'), ("layout.compile", "false"), ("train.precision", '"fp32"'),

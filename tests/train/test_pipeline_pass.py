@@ -68,18 +68,19 @@ class Piped:
             module, "sum_over", lambda tensor, over: tensor * 100 if over == [axes["pipeline"]] else 0
         )
         monkeypatch.setattr(module, "schedule_of", self.schedule_of)
-        monkeypatch.setattr(module, "dist", SimpleNamespace(recv=self.recv, send=self.send))
+        monkeypatch.setattr(module, "dist", SimpleNamespace(irecv=self.recv, isend=self.send))
+        monkeypatch.setattr(module, "pass_message", lambda do, hidden, over, other: do(hidden, other))
         self.made: list[Any] = []
         self.step = PipelineForwardBackward(
             self.model, Objective(), lambda tensor: tensor * 2, axes, "zbv", splits, torch.float32
         )
 
-    def recv(self, hidden: Tensor, group: Any, group_src: int) -> None:
-        seen.append(("recv", group_src, tuple(hidden.shape)))
+    def recv(self, hidden: Tensor, other: int) -> None:
+        seen.append(("recv", other, tuple(hidden.shape)))
         hidden.fill_(7)
 
-    def send(self, hidden: Tensor, group: Any, group_dst: int) -> None:
-        seen.append(("send", group_dst, hidden.flatten()[0].item()))
+    def send(self, hidden: Tensor, other: int) -> None:
+        seen.append(("send", other, hidden.flatten()[0].item()))
 
     def schedule_of(self, model: Any, options: Any, examples: Any) -> Any:
         self.made.append((options, examples))

@@ -1,7 +1,7 @@
 """Small parts of a step by hand: precision, determinism, the head's tokens, the probe of FP8's gradients."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -194,7 +194,10 @@ class Headed:
     """A model whose hidden states are its inputs."""
 
     config = SimpleNamespace(vocab_size=67, final_logit_softcapping=30.0)
-    head = SimpleNamespace(weight="weight", bias="bias")
+
+    @staticmethod
+    def head(hidden: object, use: Callable[..., object]) -> object:
+        return use(hidden, "weight", "bias")
 
     def __init__(self) -> None:
         self.given: tuple = ()

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from kielo.artifact.attempt_files import UtcTime
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 
@@ -19,7 +20,7 @@ class MadeSite(JsonFile):
     """File that the container mounts there; empty: the environment is a folder."""
     python: str
     torch: str
-    made_at: str
+    made_at: UtcTime
 
 
 class Forecast(JsonObject):
@@ -78,7 +79,7 @@ class Launch(JsonFile):
     """Reason; empty if there is a forecast."""
     versions: dict[str, str]
     """Versions of Kielo (and its commit, if known), Python, the scheduler's command and the card."""
-    created_at: str
+    created_at: UtcTime
 
 
 # The ladder's folder, RUN/launch/ladder_SITE, has a run NODES_nodes/LAYOUT of ten steps for each rung.
@@ -152,4 +153,4 @@ class Ladder(JsonFile):
     references: list[ReferenceSpeed]
     """Empty: the card has none for models of about this size."""
     kielo_version: str
-    written_at: str
+    written_at: UtcTime

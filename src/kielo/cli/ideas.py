@@ -23,7 +23,10 @@ TAKES_IDEA = """
 
 def with_flags(options: argparse.Namespace, **keys: str | None) -> list[str]:
     """Return the recipe's changes by --set, and by flags whose values are `keys`."""
-    return [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
+    given = {key: value for key, value in keys.items() if value is not None}
+    if empty := [key for key, value in given.items() if not value.strip()]:
+        raise KieloError(f"--{empty[0]} is empty. Fix: give its value, or leave --{empty[0]} out")
+    return [*options.sets, *(f'{key}="{value}"' for key, value in given.items())]
 
 
 def read_idea(options: argparse.Namespace, **keys: str | None) -> Recipe:

@@ -223,8 +223,8 @@ def _pair_steps(corpus: Corpus) -> list[CorpusStep]:
     steps = _only([source.name for source in pairs if source.clean], filters.NormaliseSides())
     steps += _only([source.name for source in pairs], filters.WholePairs())
     for source in pairs:
-        rules = [language_rule(corpus, [language(code)]) for code in source.language]
-        for side, rule in enumerate(rules if source.clean else ()):
+        rules = [language_rule(corpus, [language(code)]) for code in source.language if source.clean]
+        for side, rule in enumerate(rules):
             how = (corpus.language_identifier, rule.identifier_codes, rule.line_threshold, side)
             step = filters.SideLanguage(*how)
             steps.append(step.for_sources([source.name], f"{rule.languages[0]} of {source.name}"))

@@ -108,7 +108,9 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield number, data.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise KieloError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
+                raise KieloError(
+                    f"{path}, line {number}: not UTF-8 ({error.reason}). Fix: save it as UTF-8"
+                ) from None
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:

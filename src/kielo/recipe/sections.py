@@ -124,7 +124,8 @@ class Source(Section):
     """Ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, nanotron's
     NAME.ds, or a folder or pattern of them."""
     tokens_dtype: Literal["uint16", "uint32"] | None = None
-    """Type of ids that .npy and .ds files do not store. Default: uint16 if it fits. Only with tokens."""
+    """Type of ids that .npy and .ds files do not store. Default: uint16 if the vocabulary fits. Only with
+    tokens."""
     text_field: str = ""
     """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
     or "conversations"."""
@@ -333,7 +334,7 @@ class Tokenizer(Section):
     """Method that learns the vocabulary: byte-pair encoding (Sennrich et al. 2016), or unigram (Kudo 2018) as
     in SentencePiece. Both contain all bytes and restore every text. Only without path."""
     vocab_size: PositiveInt = 8192
-    """Tokens of the vocabulary, with bytes, control tokens and the tokens of extend. Only without path."""
+    """Tokens of the vocabulary, with bytes, control tokens and all tokens of extend. Only without path."""
     min_frequency: PositiveInt = 2
     """Occurrences in the text that a pair needs to be merged. Only with model = bpe, without path."""
     max_sample_bytes: PositiveInt = 200_000_000
@@ -631,7 +632,8 @@ class Fp8(Section):
     max_gradient_norm_rise: PositiveFloat = 1.0
     """Relative rise of the gradient norm that leads back. Only with precision_changes to fp8."""
     probe_every_steps: int = Field(0, ge=0)
-    """Steps between comparisons of gradients with gradients in bf16. 0: never. Only with precision = fp8."""
+    """Steps between comparisons of gradients with gradients in bf16, on the same batch. 0: never. Only with
+    precision = fp8."""
 
 
 class Spikes(Section):
