@@ -179,7 +179,10 @@ def memory_row(
         own["kept_bytes"] += dropout_bytes(model, layout)
     if train.attention_dropout:
         own["kept_bytes"] += attention_dropout_bytes(model, layout, train.precision)
-    if device != "cpu":
+    if on_processor:
+        biased = layout.model_copy(update={"alibi_kernel": "bias"})
+        own["again_bytes"] += alibi_bytes(model, biased, train.precision, step.sequence_length, False)
+    elif device != "cpu":
         is_compiled = compile_advice(layout) is None if layout.compile is None else layout.compile
         own["again_bytes"] += alibi_bytes(model, layout, train.precision, step.sequence_length, is_compiled)
     if layer_parts(model).has_alibi and (on_processor or layout.alibi_kernel == "bias"):
