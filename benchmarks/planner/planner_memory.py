@@ -1,6 +1,6 @@
 """Accuracy of the planner's memory formulas for Kielo's own training, against `kielo rehearse`.
 
-    python benchmarks/planner/planner_memory.py  # 33 layouts of small models with wide layers, and a table
+    python benchmarks/planner/planner_memory.py  # 35 layouts of small models with wide layers, and a table
     python benchmarks/planner/planner_memory.py --long  # also the shipped 70B on 4 and on 2 LUMI nodes
 
 Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's
@@ -89,6 +89,19 @@ CASES = [
         8,
         "pipeline=2 tensor=2 pipeline_schedule=interleaved_1f1b model.num_hidden_layers=8 "
         "recompute=operators",
+    ),
+    (
+        16,
+        6,
+        "pipeline=2 tensor=4 zero=3 pipeline_schedule=interleaved_1f1b pipeline_stages_per_rank=5 "
+        "recompute=norms+activations model.num_hidden_layers=20 model.vocab_size=4096",
+    ),
+    (
+        8,
+        10,
+        "pipeline=4 tensor=2 pipeline_schedule=interleaved_1f1b recompute=norms+activations "
+        "model.num_hidden_layers=9 model.model_type=bloom model.num_key_value_heads=32 "
+        "model.intermediate_size=16384",
     ),
     (4, 8, "pipeline=2 tensor=2 pipeline_schedule=interleaved_zero_bubble model.num_hidden_layers=8"),
     (8, 8, "pipeline=2 tensor=4 zero=2 pipeline_schedule=zbv model.num_hidden_layers=8"),

@@ -176,11 +176,11 @@ OF_V = {
           "first_parameters": MATRICES + TABLE, "last_parameters": MATRICES + TABLE}),
         # two stages a rank: the first has 0 and 2, the last 1 and 3
         ({"pipeline": 2, "pipeline_layers": (1, 1, 1, 0), "pipeline_schedule": "interleaved_1f1b"}, False,
-         OF_PIPELINE | {"first_passes": 2 + 2 + 1, "last_passes": 2 + 1}),
-        # three: the forward passes of two chunks, and two for each rank behind
+         OF_PIPELINE | {"first_passes": 2 + 2 + 1, "last_passes": 2 * 2}),  # two through the layer, of three
+        # three: of 6 + 4 + 1 passes, five through the first stage's layer and three through the second's
         ({"pipeline": 3, "pipeline_layers": (1, 0, 0, 1, 0, 0, 0, 1, 0), "pipeline_stages_per_rank": 3,
           "pipeline_schedule": "interleaved_1f1b"}, False,
-         {"first_layers": 2, "last_layers": 0, "first_passes": 6 + 4 + 1, "last_passes": 6 + 1,
+         {"first_layers": 2, "last_layers": 0, "first_passes": (5 + 3) * 3 / 2, "last_passes": 6 + 1,
           "first_parameters": 2 * MATRICES + TABLE, "last_parameters": TABLE}),
         # passes whose weights wait count 1.4
         ({"pipeline": 3, "pipeline_layers": (1, 0, 1, 1, 0, 0),

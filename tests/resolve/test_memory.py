@@ -127,12 +127,12 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "loss, V of a split backward pass": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4, "micro_batches": 8,
          "tied": 0},
-        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE), BF16, 2 * KEPT + ENDS + SHARE, LOSS),
+        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE), BF16, 2 * KEPT + ENDS + 3 * SHARE, LOSS),
     ),
     "loss, V of a split backward pass, frozen in half": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4, "micro_batches": 8,
          "frozen": 0.5},
-        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 2 * (525 + TABLE), BF16, 2 * KEPT + ENDS + SHARE,
+        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 2 * (525 + TABLE), BF16, 2 * KEPT + ENDS + 3 * SHARE,
          LOSS),
     ),
     # In a backward pass, while a layer's MLP has gradients and the head's are in their reduction.
@@ -162,35 +162,48 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
         {"again_bytes": 400, "zero": 3, "shard": 4, "gathered_bytes": 1},
         (ALL, 2 * ALL, ALL + MADE, 2 * TABLE + 2 * LAYER, KEPT + ENDS + 10 * AGAIN, 0),
     ),
-    "backward, first of two pipeline ranks": (  # two passes under way, a buffer, and no head
+    "backward, first of two pipeline ranks": (  # two passes under way and what they sent, a buffer
         one_f_one_b(zero=2, shard=2),
-        (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 2 * MLP, 2 * FIRST, 2 * KEPT + 2 * SHARE + AGAIN, 0),
+        (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 2 * MLP, 2 * FIRST, 2 * KEPT + 4 * SHARE + AGAIN, 0),
+    ),
+    # The other stage keeps the buffer of a layer's reduction, and has gathered a layer for its next pass.
+    "backward, two stages a rank, ZeRO 3": (
+        one_f_one_b(zero=3, shard=2, chunks=2, first_passes=4),
+        (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 4 * LAYER + 2 * MLP, 2 * TABLE + 3 * 2 * LAYER,
+         2 * KEPT + (1 + 2 + 4) * SHARE + AGAIN, 0),
+    ),
+    "backward, two stages a rank, ZeRO 3, dense masks": (
+        one_f_one_b(zero=3, shard=2, chunks=2, first_passes=4, mask_bytes=900),
+        (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 4 * LAYER + 2 * MLP, 2 * TABLE + 3 * 2 * LAYER,
+         2 * KEPT + 4 * 900 + (1 + 2 + 4) * SHARE + AGAIN, 0),
     ),
     "backward, before GPipe's first gradients": (
-        gpipe(), (4 * FIRST, 8 * FIRST, 2 * MLP, 2 * FIRST, 2 * KEPT + 2 * SHARE + AGAIN, 0)
+        gpipe(), (4 * FIRST, 8 * FIRST, 2 * MLP, 2 * FIRST, 2 * KEPT + 4 * SHARE + AGAIN, 0)
     ),
     # GPipe after its first gradients: they wait, and the pass that made them is over.
     "second backward of GPipe": (
         gpipe(kept_bytes=100, again_bytes=60),
-        (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * MLP, 2 * FIRST, KEPT / 3 + 2 * SHARE + TOKENS * 60, 0),
+        (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * MLP, 2 * FIRST, KEPT / 3 + 4 * SHARE + TOKENS * 60, 0),
     ),
     "second backward of GPipe, ZeRO 3": (
         gpipe(kept_bytes=10, again_bytes=60, zero=3, shard=2),
         (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 2 * MLP, 2 * TABLE + 4 * LAYER,
-         3 * TOKENS * 10 + 2 * SHARE + TOKENS * 60, 0),
+         3 * TOKENS * 10 + 4 * SHARE + TOKENS * 60, 0),
     ),
     "second backward of a V with as many passes as there are": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4},
-        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
+        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16,
+         1.5 * KEPT + ENDS + 3 * SHARE + AGAIN, 0),
     ),
     "second backward of a V with room for more passes": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 5},
-        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),
+        (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE + MLP), BF16,
+         1.5 * KEPT + ENDS + 3 * SHARE + AGAIN, 0),
     ),
     # At the end of a pass the embedding has its gradient.
     "embedding's gradient": (
         gpipe(kept_bytes=100, again_bytes=20),
-        (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * TABLE, 2 * FIRST, KEPT / 3 + 2 * SHARE, 0),
+        (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * TABLE, 2 * FIRST, KEPT / 3 + 4 * SHARE, 0),
     ),
     # While the last micro-batch is reduced: a layer's gradients are whole, and that layer is let go. Of the
     # head's there are shards.
@@ -217,7 +230,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "reduced in GPipe, ZeRO 3": (  # beside the other pass, of whose layers none is done
         gpipe(kept_bytes=100, again_bytes=60, zero=3, shard=2),
         (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * LAYER + 2 * MLP, 2 * TABLE + 4 * LAYER,
-         5 * TOKENS * 100 + 2 * SHARE + TOKENS * 60, 0),
+         5 * TOKENS * 100 + 4 * SHARE + TOKENS * 60, 0),
     ),
     "reduced after all passes of a pipeline": (
         one_f_one_b(**DEEP_FIRST),
@@ -226,7 +239,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "reduced in a pipeline, ZeRO 2": (  # beside the other pass, and hidden states
         one_f_one_b(**DEEP_FIRST, zero=2, shard=2),
         (2 * WIDE_FIRST, 4 * WIDE_FIRST, 2 * WIDE_FIRST + 4 * WIDE + 2 * MLP, 2 * (WIDE_FIRST - WIDE),
-         3 * 600 + 2 * 32 + 2 * 600 + 80, 0),
+         3 * 600 + 4 * 32 + 2 * 600 + 80, 0),
     ),
     # When all layers and the head are reduced the embedding still has its gradient as computed.
     "embedding reduced": (

@@ -103,6 +103,9 @@ def test_biases_of_alibi_are_there_while_attention_runs():
     assert again(**bias, compile=False) - again(compile=False) == 4 * 128 * (2 + 2 + 4)
     assert again(**bias, tensor=2) - again(tensor=2) == 2 * 128 * 2 + 2 * 32 + 4 * 2
     assert again("cpu", **bias) == again("cpu")
+    rehearsed = memory_row(model, LAYOUT, STEP, TrainOptions(), accelerator("mi250x_gcd"), on_processor=True)
+    assert rehearsed["again_bytes"] == again("cpu") + 4 * 128 * (2 + 2 + 4)
+    assert rehearsed["mask_bytes"] == 128 * 128 * (8 + 1)
 
 
 def test_fp8_gathers_matrices_in_8_bits_on_gpus():

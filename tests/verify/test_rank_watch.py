@@ -238,7 +238,7 @@ def test_the_heaviest_phase(phases, heaviest: int) -> None:
     [
         (1, "1f1b", 1, (1, 1)), (1, "1f1b", 9, (1, 2)), (4, "1f1b", 3, (3, 3)), (4, "1f1b", 16, (4, 5)),
         (4, "1f1b", 5, (4, 5)), (4, "gpipe", 16, (1, 16)), (2, "interleaved_1f1b", 16, (1, 6)),
-        (4, "interleaved_1f1b", 9, (1, 8)), (2, "dualpipev", 16, (4, 6)), (2, "dualpipev", 3, (3, 3)),
+        (4, "interleaved_1f1b", 16, (1, 8)), (2, "dualpipev", 16, (4, 6)), (2, "dualpipev", 3, (3, 3)),
     ],
 )  # fmt: skip
 def test_micro_batches_that_are_run(ranks: int, schedule: str, many: int, run: tuple[int, int]) -> None:

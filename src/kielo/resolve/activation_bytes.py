@@ -3,12 +3,14 @@
 They are counted tensor by tensor from the code of `models/blocks`. `memory.memory_bytes` sums them.
 """
 
+from collections.abc import Sequence
+
 from kielo.models.families import module
 from kielo.models.family_tables import LayerParts
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import CompleteModel, DatasetIdentity, Layout, Precision
 from kielo.resolve.software import compile_advice
-from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
+from kielo.resolve.stages import SCHEDULES, layers_of_stages, round_of_micro_batches, stages_of_rank
 
 
 def learns_positions(model_type: str) -> bool:
@@ -64,11 +66,13 @@ def memory_columns(
     precision: Precision = "bf16",
     loss_chunk_tokens: int = LEAST_CHUNK_TOKENS,
     on_processor: bool = False,
+    micro_batches: int = 0,
 ) -> dict[str, float]:
     """Return the columns of `MemoryColumns` that only Kielo's own training has, for a `layout` without
     complaints.
 
-    on_processor: count as a rehearsal does, in which softmax copies the logits.
+    on_processor: count as a rehearsal does, in which softmax copies the logits. micro_batches: of a step, 0
+    for whole rounds over the pipeline's ranks.
     """
     bytes_per_element = _BYTES_PER_ELEMENT[precision]
     chunks, _ = _chunks(layout)
@@ -78,6 +82,11 @@ def memory_columns(
         for rank in (0, layout.pipeline - 1)
     ]
     is_pipeline = layout.pipeline > 1
+    a_round = round_of_micro_batches(micro_batches, layout.pipeline)
+    passes = [
+        _passes(layout, rank, [layers[stage] for stage in stages if is_pipeline], a_round)
+        for rank, stages in zip((0, layout.pipeline - 1), ends, strict=True)
+    ]
     first, last = (sum(layers[stage] for stage in stages) if is_pipeline else layers[0] for stages in ends)
     in_fp8 = precision == "fp8"
     # Unset, layers are compiled as `resolve` decides for a GPU. A rehearsal does not compile.
@@ -96,8 +105,8 @@ def memory_columns(
         "last_layers": last,
         "first_parameters": first * _layer_elements(model, layout) + first_ends + _position_elements(model),
         "last_parameters": 0 if _has_both_ends(layout) else last * _layer_elements(model, layout) + embedding,
-        "first_passes": _passes(layout, 0),
-        "last_passes": _passes(layout, layout.pipeline - 1),
+        "first_passes": passes[0],
+        "last_passes": passes[1],
         "kept_bytes": kept,
         "again_bytes": again,
         # The logits and their fp32 softmax. On a CPU, logits of the whole vocabulary become fp32 first.
@@ -323,11 +332,13 @@ def _has_both_ends(layout: Layout) -> bool:
     return layout.pipeline == 1 or _chunks(layout)[1]
 
 
-def _passes(layout: Layout, rank: int) -> float:
+def _passes(layout: Layout, rank: int, layers: Sequence[int], a_round: int) -> float:
     """Return the passes through one of its stages that a pipeline rank keeps at once.
 
+    layers: of its stages. a_round: micro-batches that a stage takes before the rank's next stage does.
+
     In torch's schedules: the forward passes before the first backward, one more, and, if the backward is
-    split, passes whose weights wait.
+    split, passes whose weights wait. With interleaved_1f1b, passes through a stage of mean length.
     """
     ranks, name = layout.pipeline, layout.pipeline_schedule
     chunks, is_v = _chunks(layout)
@@ -339,4 +350,8 @@ def _passes(layout: Layout, rank: int) -> float:
         return 2 * ranks + (name == "dualpipev")
     waiting = _WAITING_PASS * rank if SCHEDULES[name].splits_backward else 0
     passes_ahead = 2 if name == "interleaved_1f1b" else 1
-    return (chunks - 1) * ranks + passes_ahead * (ranks - 1 - rank) + 1 + waiting
+    passes = (chunks - 1) * a_round + passes_ahead * (ranks - 1 - rank) + 1
+    if name == "interleaved_1f1b" and sum(layers):
+        kept = sum(layers[number // a_round % chunks] for number in range(passes))
+        return kept * chunks / sum(layers)
+    return passes + waiting

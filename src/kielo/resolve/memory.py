@@ -159,7 +159,9 @@ class _Rank:
         work, bytes_per_element, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
         waiting, kept = self.waiting, self.activations
         gathered, own = work.gathered_bytes, self.own_head
-        two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # the current and the next
+        # The current layer and the next. The next of another stage waits for that stage's next pass.
+        two_layers = np.where(work.zero == 3, (1 + work.chunks) * gathered * self.layer, 0.0)
+        elsewhere = np.where(work.zero == 3, (work.chunks - 1) * gathered * self.layer, 0.0)
         parameters = self.root * bytes_per_element + np.where(
             work.zero == 3, 0.0, gathered * (self.parameters - self.root)
         )
@@ -173,7 +175,7 @@ class _Rank:
         unreduced = np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * (self.head - own), 0.0)
         is_reduced = ~self.waits_whole | (work.micro_batches == 1)
         # The reduction of the head frees the buffer of the reduction before it.
-        made = mlp + unreduced + is_reduced * work.reduce_bytes * own - (own > 0) * self.buffer
+        made = mlp + unreduced + is_reduced * work.reduce_bytes * own - (own > 0) * self.root_buffer
         again, a_layer = work.tokens * work.again_bytes, work.tokens * work.kept_bytes
         a_pass = a_layer * self.layers / work.chunks
         # If all forward passes come before the first gradients, a pass has ended by then.
@@ -185,6 +187,7 @@ class _Rank:
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = (
             reduced_late
+            + self.stage_buffers
             + is_trained * work.reduce_bytes * self.layer
             - np.where(wait_whole, _FP32_BYTES * late * (1 - 1 / self.shard), 0.0)
             + np.where(
@@ -199,10 +202,10 @@ class _Rank:
         )
         ends = bytes_per_element * (self.embedding + self.head - late) + _FP32_BYTES * late / self.shard
         return [
-            (none_yet, parameters, kept, self.losses),
+            (none_yet, parameters + elsewhere, kept, self.losses),
             (none_yet + made, after + two_layers, kept + again, zero),
             (waiting + made, after + two_layers, kept - all_first * a_pass + again, zero),
-            (waiting + bytes_per_element * self.embedding, after, kept - a_pass, zero),
+            (waiting + bytes_per_element * self.embedding, after + elsewhere, kept - a_pass, zero),
             (
                 reduced_late,
                 parameters
@@ -279,12 +282,22 @@ class _Rank:
         return self.is_pipeline & self.waits_whole
 
     @cached_property
-    def buffer(self) -> Column:
+    def root_buffer(self) -> Column:
         """Return the bytes of an earlier micro-batch's last reduction, the root's, until the next."""
         work = self.work
         return np.where(self.waits_whole, 0.0, work.reduce_bytes * (self.root - self.own_head)) * (
             work.micro_batches > 1
         )
+
+    @cached_property
+    def stage_buffers(self) -> Column:
+        """Return the bytes of the last reductions of the rank's other stages.
+
+        FSDP2 keeps the buffer of a stage's last reduction, a layer's, until that stage reduces again.
+        """
+        work = self.work
+        a_layer = (1.0 - work.frozen) * work.reduce_bytes * self.layer
+        return np.where(self.waits_whole, 0.0, (work.chunks - 1) * a_layer) * (work.micro_batches > 1)
 
     @cached_property
     def waiting(self) -> Column:
@@ -295,30 +308,35 @@ class _Rank:
         """
         work = self.work
         whole = _FP32_BYTES * self.trained
-        waiting = np.where(self.waits_whole, whole, self.shards) * (work.micro_batches > 1) + self.buffer
-        return waiting + work.splits_backward * work.compute_bytes * (
-            (1.0 - work.frozen) * self.layers / work.chunks * self.layer + self.head
+        waiting = np.where(self.waits_whole, whole, self.shards) * (work.micro_batches > 1)
+        return (
+            waiting
+            + self.root_buffer
+            + self.stage_buffers
+            + work.splits_backward
+            * work.compute_bytes
+            * ((1.0 - work.frozen) * self.layers / work.chunks * self.layer + self.head)
         )
 
     @cached_property
     def activations(self) -> Column:
-        """Return the bytes of current passes, of hidden states at the end, and of buffers for neighbours'
-        tensors.
+        """Return the bytes of current passes, of hidden states at the end, and of tensors for neighbours.
 
         Hidden states at the end: the last norm's and, whole, before and after the head. A received activation
         is what its pass keeps, so only arriving gradients have buffers: one for each stage that has a next
-        stage.
+        stage. torch keeps a sent activation until the backward of its pass.
         """
         work = self.work
         elements, parts = work.tokens * work.hidden, np.where(work.sequence_parallel > 0, work.tensor, 1)
         split = elements / parts * work.compute_bytes
         ends = split + self.has_head * (split + elements * (_FP32_BYTES / parts + 2 * work.compute_bytes))
-        under_way = np.minimum(self.passes, work.micro_batches * work.chunks) * self.layers / work.chunks
+        passes = np.minimum(self.passes, work.micro_batches * work.chunks)
         # Each pass of GPipe's last stage keeps the head's gradient of its tokens.
         waiting = np.where(np.isinf(self.passes) & (self.has_head > 0), work.micro_batches - 1, 0)
         buffers = (work.chunks - self.has_head) * self.is_pipeline
-        kept = under_way * work.tokens * work.kept_bytes
-        return kept + ends + waiting * (_FP32_BYTES * self.head + ends) + buffers * split
+        kept = passes * (self.layers / work.chunks * work.tokens * work.kept_bytes + work.mask_bytes)
+        sent = passes * buffers / work.chunks
+        return kept + ends + waiting * (_FP32_BYTES * self.head + ends) + (buffers + sent) * split
 
     @cached_property
     def losses(self) -> Column:

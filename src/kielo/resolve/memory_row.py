@@ -35,6 +35,7 @@ from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
 _ZERO: Any = np.float64(0)  # a column of any length
+_DENSE_MASK_BYTES = 8 + 1  # of a pair: an int64 distance, and whether its key is visible
 
 
 class StepSize(NamedTuple):
@@ -124,6 +125,7 @@ class MemoryColumns:
     # Bytes of a token and layer from forward to backward, and bytes added while a layer is recomputed.
     kept_bytes: Column = _ZERO
     again_bytes: Column = _ZERO
+    mask_bytes: Column = _ZERO  # of a micro-batch's dense masks and distances, of each pass
     logit_bytes: Column = _ZERO
     head_in_recipe: Column = _ZERO  # 1 if the head's logits and its input's gradient are in FP8
     loss_tokens: Column = _ZERO  # tokens whose logits exist at one time
@@ -170,14 +172,21 @@ def memory_row(
     chunk_tokens = loss_chunk_tokens(train.loss_chunk_tokens, model, layout, card)
     schedule, is_pipeline = SCHEDULES[layout.pipeline_schedule], layout.pipeline > 1
     optimiser = OPTIMISERS[train.optimiser]
-    own = memory_columns(model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor)
+    own = memory_columns(
+        model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor, step.micro_batches
+    )
     if train.hidden_dropout:
         own["kept_bytes"] += dropout_bytes(model, layout)
     if train.attention_dropout:
         own["kept_bytes"] += attention_dropout_bytes(model, layout, train.precision)
-    if device != "cpu":
+    if on_processor:
+        biased = layout.model_copy(update={"alibi_kernel": "bias"})
+        own["again_bytes"] += alibi_bytes(model, biased, train.precision, step.sequence_length, False)
+    elif device != "cpu":
         is_compiled = compile_advice(layout) is None if layout.compile is None else layout.compile
         own["again_bytes"] += alibi_bytes(model, layout, train.precision, step.sequence_length, is_compiled)
+    if layer_parts(model).has_alibi and (on_processor or layout.alibi_kernel == "bias"):
+        own["mask_bytes"] = _DENSE_MASK_BYTES * step.sequence_length**2 / layout.context
     if train.precision == "fp8" and is_gathered_in_fp8(train.fp8, device):
         own["gathered_bytes"] -= fp8_share(model, train.fp8)
     row = {

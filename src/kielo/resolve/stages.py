@@ -102,6 +102,14 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
     return None
 
 
+def round_of_micro_batches(micro_batches: int, ranks: int) -> int:
+    """Return the micro-batches that torch's interleaved schedules pass through a stage in turn.
+
+    micro_batches: of a step, 0 for whole rounds over the ranks.
+    """
+    return micro_batches // max(1, micro_batches // ranks) or ranks
+
+
 def _makes_rounds(micro_batches: int, ranks: int) -> bool:
     return micro_batches % max(1, micro_batches // ranks) == 0
 

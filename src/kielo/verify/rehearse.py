@@ -26,7 +26,13 @@ from kielo.recipe.sections import Precision
 from kielo.resolve.memory import needed_bytes, usable_bytes
 from kielo.resolve.resolved import PhasePlacement, Resolved, filled
 from kielo.resolve.shares import AXES, coordinates
-from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
+from kielo.resolve.stages import (
+    layer_numbers,
+    micro_batch_complaint,
+    num_stages,
+    round_of_micro_batches,
+    stages_of_rank,
+)
 from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
 from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
@@ -239,15 +245,17 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
     layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
-    # stages a rank need a second round to show their peak.
-    longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
+    # stages a rank need a second round to show their peak, in rounds of the run's size.
+    a_round = round_of_micro_batches(all_of_them, ranks)
+    longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * max(ranks + 1, a_round))
     most = min(all_of_them, longest if ranks > 1 else 2)
     fitting = [
         number
         for number in range(1, most + 1)
         if ranks == 1 or micro_batch_complaint(schedule, number, ranks, num_stages(layout)) is None
     ] or [all_of_them]
-    return fitting[0], fitting[-1]
+    alike = [number for number in fitting if round_of_micro_batches(number, ranks) == a_round]
+    return fitting[0], alike[-1] if schedule.startswith("interleaved") and alike else fitting[-1]
 
 
 def _extended(
