@@ -351,7 +351,7 @@ def _passes(layout: Layout, rank: int, layers: Sequence[int], a_round: int) -> f
     waiting = _WAITING_PASS * rank if SCHEDULES[name].splits_backward else 0
     passes_ahead = 2 if name == "interleaved_1f1b" else 1
     passes = (chunks - 1) * a_round + passes_ahead * (ranks - 1 - rank) + 1
-    if name == "interleaved_1f1b" and sum(layers):
+    if name == "interleaved_1f1b" and any(layers):
         kept = sum(layers[number // a_round % chunks] for number in range(passes))
         return kept * chunks / sum(layers)
     return passes + waiting
