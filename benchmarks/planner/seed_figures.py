@@ -154,7 +154,7 @@ def _best(row: str, run: PublishedRun, recipe: str | None, sets: tuple[str, ...]
     nodes = int(Workload.of([run.columns]).devices[0]) // 8
     to_plan = _to_plan(run, recipe, sets)
     # The search tries at most eight sequences a micro-batch. An encoder's own layout has more.
-    several = [search(to_plan, [nodes]).ranked[nodes][0], own(to_plan, nodes)]
+    several = [*search(to_plan, [nodes]).ranked[nodes], own(to_plan, nodes)]
     fitting = [one for one in several if isinstance(one, PlannedLayout) and one.fits]
     planned = min(fitting, key=lambda one: one.step_seconds)
     whole, failing = cost(planned), cost(planned, rate=rate_of(None, planned.run.site))
