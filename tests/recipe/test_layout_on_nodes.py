@@ -96,10 +96,13 @@ def test_a_recipe_that_extends_it_with_a_layout_has_no_other(here):
         ('cluster = "dgx_h100"', 'cluster = "lumi"', "did you mean lumi_g"),
         ("nodes = [4]", "nodes = []", "nodes"),
         ("tensor = 4", "tensors = 4", "tensor"),
+        ('cluster = "dgx_h100"', 'cluster = "missing.toml"', "missing.toml: cannot be read"),
+        ("tensor = 2", "tensor = 7", "layouts, 4 nodes of lumi_g: layout.tensor = 7 does not divide"),
     ],
 )
 def test_an_entry_that_cannot_hold_is_refused(here, old, new, told):
     (here / "mine.toml").write_text(BASE.replace(old, new), encoding="utf-8")
     with pytest.raises(KieloError) as refused:
-        read_recipe("mine.toml")
+        recipe = read_recipe("mine.toml").recipe
+        resolve(recipe, "", 32, "cuda", text=imagined_text(recipe))
     assert told in str(refused.value) and "layouts" in str(refused.value)

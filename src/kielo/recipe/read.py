@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -56,14 +56,18 @@ class Read:
 
 
 def read_recipe(
-    reference: str | Path | None, sets: Sequence[str] = (), stand_ins: Mapping[str, Any] | None = None
+    reference: str | Path | None,
+    sets: Sequence[str] = (),
+    stand_ins: Mapping[str, Any] | None = None,
+    fill: Callable[[Recipe], Recipe] | None = None,
 ) -> Read:
     """Read, overlay and check a recipe.
 
     reference: a path, the name of a shipped recipe, or a run folder, None for `sets` alone. sets:
     "section.key=value", the value in TOML, or plain text if it is no TOML or the key wants text. stand_ins:
-    values of keys that neither has. Raise KieloError with all complaints, and for a recipe of several runs
-    (`recipe_choices`) if `sets` chooses none.
+    values of keys that neither has. fill: completes a recipe with such values for its checks. Raise
+    KieloError with all complaints, and for a recipe of several runs (`recipe_choices`) if `sets` chooses
+    none.
     """
     label, data, origins, complaints = _values(reference, sets)
     try:
@@ -87,7 +91,8 @@ def read_recipe(
                 origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
         if isinstance(data.get("language"), str):
             data = filled(data, PLACE, data["language"])
-        recipe, found = _validate(data, origins, default_origin=label)
+        fill = fill if NOT_GIVEN in origins.values() else None
+        recipe, found = _validate(data, origins, label, fill)
     except RecursionError:
         raise _too_deep(label) from None
     refuse(label, complaints + found)
@@ -446,7 +451,10 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _validate(
-    data: TomlTable, origins: dict[str, str], default_origin: str
+    data: TomlTable,
+    origins: dict[str, str],
+    default_origin: str,
+    fill: Callable[[Recipe], Recipe] | None,
 ) -> tuple[Recipe | None, list[Complaint]]:
     """Return the recipe and its complaints.
 
@@ -479,7 +487,8 @@ def _validate(
         of = origin(key)
         return own_layer if of == default_origin else 3 if of == "--set" else 2 if _VARIANT in of else 0
 
-    found = check(recipe, origin, layer)
+    filled = fill(recipe) if fill and not complaints else None
+    found = check(recipe, origin, layer, filled)
     return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
 
 
