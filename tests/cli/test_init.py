@@ -287,6 +287,9 @@ def test_an_idea_takes_settings_from_flags(capsys) -> None:
     assert facts["tokens"] == pytest.approx(20e9, rel=0.01)
     assert main(["plan", "--params", "1B", "--set", "train.tokens=7B", *machine]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["tokens"] == pytest.approx(7e9, rel=0.01)
+    sequence = "dataset.sequence_length=32768"  # more than the default step
+    assert main(["plan", "--params", "1B", "--set", sequence, *machine]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["tokens"] == pytest.approx(20e9, rel=0.01)
     assert main(["plan"]) == 1 and "no recipe and no size" in capsys.readouterr().err
 
 

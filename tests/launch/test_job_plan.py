@@ -48,6 +48,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["--cluster", "marenostrum5_acc", "--account", "a", "--partition", "acc_debug", "--pack", "2"],
         ["--pack: makes 3 jobs", "acc_debug of marenostrum5_acc takes 1 of a person"],
     ),
+    "jobs that pack and join": (
+        ["--cluster", "betzy", "--account", "nn0000k", "--hours", "5", "--pack", "16"],
+        ["--pack: makes 17 jobs", "takes 16 of a person", "Fix: --pack 15, or"],
+    ),
     "a ladder of more jobs than the queue": (
         ["--cluster", "marenostrum5_acc", "--account", "a", "--partition", "acc_debug", "--ladder", "4,8"],
         ["--ladder: makes 2 jobs", "acc_debug of marenostrum5_acc takes 1 of a person"],
@@ -55,6 +59,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "an account of CPUs": (
         ["--cluster", "perlmutter_a100_80", "--nodes", "16", "--account", "m0000"],
         ["--account m0000: not the form", "m0000_g"],
+    ),
+    "an account of GPUs": (
+        ["--cluster", "perlmutter_a100_80", "--account", "m0000_g", "--pack", "2"],
+        ["--account m0000_g: not the form", "--account m0000"],
     ),
     "more hours than the queue": ([*LUMI, "--nodes", "64", "--hours", "72"], ["at most 48 hours", "--jobs"]),
     "too few hours": (

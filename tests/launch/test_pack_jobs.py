@@ -23,6 +23,8 @@ SITES = {
     "abci3": ["--cluster", "abci3", "--account", "gaa00000"],
     "tsubame4": ["--cluster", "tsubame4", "--account", "tga-group"],
 }
+MARENOSTRUM = ["--cluster", "marenostrum5_acc", "--account", "ehpc01"]
+PERLMUTTER = ["--cluster", "perlmutter_a100_80", "--account", "m0000"]
 # What each scheduler is asked for by submit.sh of three shares, whose array has the id that it answers here.
 ASKED = {
     "lumi_g": (
@@ -89,23 +91,31 @@ def test_bash_and_the_scheduler_read_the_scripts(site, written) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "queue", "bill"),
+    ("flags", "queue", "bill", "asked_for"),
     [
         # a job on a node of 128 cores, or of 4 modules, for five hours; two shares and a join
-        ([], "standard", "at most 1,920 core-hours"),
-        (["--partition", "small"], "small", "at most 1,920 core-hours"),
-        (["--partition", "small-g"], "small-g", "at most 60 GPU-hours"),
+        (SITES["lumi_g"], "standard", "at most 1,920 core-hours", ""),
+        ([*SITES["lumi_g"], "--partition", "small"], "small", "at most 1,920 core-hours", ""),
+        (
+            [*SITES["lumi_g"], "--partition", "small-g"],
+            "small-g",
+            "at most 60 GPU-hours",
+            "--gpus-per-node=8",
+        ),
+        # a queue by its name, and a queue of both kinds of nodes
+        ([*MARENOSTRUM, "--partition", "acc"], "acc_ehpc", "", "--gres=gpu:4"),
+        ([*MARENOSTRUM, "--partition", "gpp"], "gp_ehpc", "", ""),
+        ([*PERLMUTTER, "--partition", "regular"], "regular", "at most 15 node-hours", ""),
     ],
 )
-def test_packing_is_billed_as_its_nodes_are(flags, queue, bill, tmp_path, monkeypatch, capsys) -> None:
-    """On CPU nodes of the card, unless a queue with devices is asked for."""
+def test_packing_is_billed_as_its_nodes_are(flags, queue, bill, asked_for, tmp_path, monkeypatch, capsys):
+    """On CPU nodes of the card, unless a queue with devices is asked for, which the table then says."""
     monkeypatch.chdir(tmp_path)
-    words = [*SITES["lumi_g"], *flags, "--hours", "5", "--pack", "2", "--dry-run"]
-    assert main(["launch", "norwegian_7b", *words]) == 0
+    assert main(["launch", "norwegian_7b", *flags, "--hours", "5", "--pack", "2", "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert f"05:00:00 in {queue}\n" in told and bill in told and "devices" not in told
+    assert f"05:00:00 in {queue}\n" in told and bill in told and ("with devices" in told) == bool(asked_for)
     job = next(tmp_path.glob("runs/norwegian_7b/launch/*/job.sh")).read_text()
-    assert ("#SBATCH --gpus-per-node=8" in job) == (queue == "small-g")
+    assert (f"#SBATCH {asked_for}\n" in job) if asked_for else "#SBATCH --g" not in job
 
 
 def test_cards_without_cpu_nodes_say_so(tmp_path, monkeypatch, capsys) -> None:

@@ -116,6 +116,8 @@ def test_a_recipe_with_a_budget_or_weights_is_left_alone(more):
         ({}, 2**22, 4096, 131_072),
         ({"train": {"tokens_per_step": 2**23}}, 2**23, 4096, 131_072),
         ({"train": {"tokens_per_step": 1024}}, 1024, 1024, 131_072),
+        ({"train": {"tokens_per_step": 6144}}, 6144, 3072, 131_072),
+        ({"dataset": {"sequence_length": 3000}}, 1398 * 3000, 3000, 131_072),
         ({"dataset": {"sequence_length": 2048}}, 2**22, 2048, 131_072),
         ({"tokenizer": {"vocab_size": 50_000}}, 2**22, 4096, 50_000),
     ],

@@ -47,6 +47,8 @@ def axes(layout) -> tuple[int, int, int, str]:
         (1, [], USUAL, 2), (2, [], SPLIT, 1), (8, [], USUAL, 2), (4, [], SPLIT, 1),
         (4, ["cluster=dgx_h100"], ON_DGX, 2), (2, ["cluster=dgx_h100"], USUAL, 2),
         (4, ["layout.zero=2"], (1, 1, 2, "none"), 2), (4, ["train.micro_batch_sequences=4"], SPLIT, 4),
+        (4, ["layout={zero=2}"], (1, 1, 2, "none"), 2),
+        (4, ["train={tokens=100_000_000_000, tokens_per_step=4_194_304, micro_batch_sequences=4}"], SPLIT, 4),
     ],
 )  # fmt: skip
 def test_an_entry_holds_on_its_cluster_and_nodes(here, nodes, sets, wanted, micro_batch):
@@ -73,6 +75,14 @@ def test_a_recipe_that_extends_it_with_a_layout_has_no_other(here):
     assert len(read_recipe("mine.toml").recipe.layouts) == 2
     assert read_recipe("of.toml").recipe.layouts == ()
     assert read_recipe("mine.toml", ["layout.zero=2"]).recipe.layouts == ()
+    (here / "of.toml").write_text('extends = "mine.toml"\ntrain.micro_batch_sequences = 4\n', "utf-8")
+    assert [entry.micro_batch_sequences for entry in read_recipe("of.toml").recipe.layouts] == [None, None]
+    one = '[{cluster = "lumi_g", nodes = [4], layout = {tensor = 4}}]'
+    with pytest.raises(KieloError, match="layouts and layout.tensor both give the layout"):
+        read_recipe("mine.toml", ["layout.tensor=8", f"layouts={one}"])
+    (here / "of.toml").write_text('extends = "mine.toml"\nlayouts = "x"\n', encoding="utf-8")
+    with pytest.raises(KieloError, match=r"layouts = 'x' does not fit. Fix: a list"):
+        read_recipe("of.toml", ["train.micro_batch_sequences=4"])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +96,13 @@ def test_a_recipe_that_extends_it_with_a_layout_has_no_other(here):
         ('cluster = "dgx_h100"', 'cluster = "lumi"', "did you mean lumi_g"),
         ("nodes = [4]", "nodes = []", "nodes"),
         ("tensor = 4", "tensors = 4", "tensor"),
+        ('cluster = "dgx_h100"', 'cluster = "missing.toml"', "missing.toml: cannot be read"),
+        ("tensor = 2", "tensor = 7", "layouts, 4 nodes of lumi_g: layout.tensor = 7 does not divide"),
     ],
 )
 def test_an_entry_that_cannot_hold_is_refused(here, old, new, told):
     (here / "mine.toml").write_text(BASE.replace(old, new), encoding="utf-8")
     with pytest.raises(KieloError) as refused:
-        read_recipe("mine.toml")
+        recipe = read_recipe("mine.toml").recipe
+        resolve(recipe, "", 32, "cuda", text=imagined_text(recipe))
     assert told in str(refused.value) and "layouts" in str(refused.value)

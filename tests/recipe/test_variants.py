@@ -1,5 +1,6 @@
 """A recipe of several variants: what each variant's recipe is, its name, and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,32 @@ def test_a_shipped_variant_has_a_name_of_its_own(tmp_path: Path) -> None:
     of_family = tmp_path / "family.toml"
     of_family.write_text('extends = "fingpt"\nname = "mine_{variant}"\n', encoding="utf-8")
     assert recipe_choices(of_family) == recipe_choices("fingpt")
+    with pytest.raises(KieloError, match="fingpt_13b is variant 13b already: variant = small"):
+        read_recipe("fingpt_13b", ["variant=small"])
+
+
+def test_a_recipe_replaces_the_values_of_variants_that_it_inherits(variants: Path, tmp_path: Path) -> None:
+    """Its shape or size too. Its own variants are over both."""
+    of_base = 'micro_batch_sequences = 1\nnodes = [2]\ncluster = "lumi_g"\nlayout = {}\n'
+    variants.write_text(f"{VARIANTS}[[variants.large.layouts]]\n{of_base}", encoding="utf-8")
+    child = tmp_path / "child.toml"
+    child.write_text(
+        'extends = "sized.toml"\nmodel.hidden_size = 192\ntrain.learning_rate = 5e-5\n'
+        "train.micro_batch_sequences = 4\n[variants.small]\ntrain.learning_rate = 6e-5\n",
+        encoding="utf-8",
+    )
+    small, large, of_size = (read_recipe(child, [text]).recipe for text in recipe_choices(child))
+    assert (large.model.hidden_size, large.model.num_attention_heads, large.train.learning_rate) == (
+        192,
+        8,
+        5e-5,
+    )
+    assert [entry.micro_batch_sequences for entry in large.layouts] == [None]
+    assert small.train.learning_rate == 6e-5 and of_size.model.params is None
+    named = re.sub(r"(\[variants\.(\w+)\])", r'\1\nname = "\2"', VARIANTS)
+    variants.write_text(named, encoding="utf-8")
+    with pytest.raises(KieloError, match="name = 'one' would name 3 runs"):
+        recipe_choices(variants, ["name=one"])
 
 
 @pytest.mark.parametrize(
@@ -71,6 +98,16 @@ def test_a_shipped_variant_has_a_name_of_its_own(tmp_path: Path) -> None:
         ('language = "fi"', 'languages = ["fi"]', [], "has both languages and variants"),
         ("[variants.3b]", "[variants.'3 b']", [], "variants.3 b: not a name"),
         ("num_attention_heads = 8", "heads = 8", ["variant=large"], "variant large.*heads"),
+        ("", "", ["variant="], "variant = : .* Fix: variant=small"),
+        ("", "", ["variants.small.nodes=[9]"], r"Fix: --set variant=small --set nodes=\[9\]"),
+        ("[variants.large]", '[variants.large]\nlanguages = ["fi"]', [], "large cannot have languages"),
+        (
+            "[variants.large]",
+            '[variants.large]\nname = "sized_3b"',
+            [],
+            "large and variants.3b both have name",
+        ),
+        ("[variants.large]", '[variants.large]\nfolder = "runs/sized_3b"', [], "folder = 'runs/sized_3b'"),
     ],
 )
 def test_what_is_refused_and_what_would_work(

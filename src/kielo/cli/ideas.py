@@ -43,7 +43,7 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> Recipe:
         raise KieloError(
             "no recipe and no size. Fix: a recipe (see `kielo recipes`), or --params 3B --cluster lumi_g"
         )
-    read = read_recipe(options.recipe, sets, STAND_INS)
+    read = read_recipe(options.recipe, sets, STAND_INS, lambda idea: with_usual_training(idea, True)[0])
     recipe, lines = with_usual_training(read.recipe, NOT_GIVEN in read.origins.values())
     for line in lines:
         print_text(line, sys.stderr)

@@ -110,7 +110,7 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     if not recipe.corpus.of_raw_text.sources:
         raise KieloError("--pack: all sources are ready tokens, which are read in place. Fix: leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
-    check_job_count("--pack", options.pack + 1, plan.partition, plan.site)
+    check_job_count("--pack", options.pack + 1, plan.partition, plan.site, more=1)
     folder, ids, answer = _written(
         plan,
         options.dry_run,
@@ -155,8 +155,11 @@ def _billed(plan: JobPlan, jobs: int) -> list[tuple[str, str]]:
     if rate is not None:
         most = jobs * plan.wall_seconds / 3600 * rate
         rows = [("billed", f"at most {most:,.0f} {plan.site.billing_unit}")]
-    if plan.jobs_of_site.cpu is None:
+    cpu = plan.jobs_of_site.cpu
+    if cpu is None:
         rows.append(("nodes", f"with devices: the card of {plan.site.name} has no [jobs.cpu]"))
+    elif plan.partition not in cpu.partitions:
+        rows.append(("nodes", f"with devices: {plan.partition.label} has no other nodes"))
     return rows
 
 

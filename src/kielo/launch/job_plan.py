@@ -253,15 +253,19 @@ def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Part
     return min(most, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1
 
 
-def check_job_count(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
-    """Refuse more jobs than the queue takes of one person. flag: the flag that asked for them."""
+def check_job_count(flag: str, jobs: int, partition: Partition, site: Cluster, more: int = 0) -> None:
+    """Refuse more jobs than the queue takes of one person.
+
+    flag: the flag that asked for them. more: how many of them are beside the flag's own number.
+    """
     if jobs > MOST_ASKED_JOBS:
-        raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {MOST_ASKED_JOBS} at once")
+        raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {MOST_ASKED_JOBS - more} at once")
     most = partition.max_jobs
     if most is not None and jobs > most:
+        fewer = f"{most} jobs, or " if not more else f"{flag} {most - more}, or " if more < most else ""
         raise KieloError(
             f"{flag}: makes {jobs} jobs, and {partition.label} of {site.name} takes {most} of a person, "
-            f"waiting and running together. Fix: {most} jobs, or another --partition"
+            f"waiting and running together. Fix: {fewer}another --partition"
         )
 
 

@@ -75,9 +75,12 @@ def with_usual_training(recipe: Recipe, is_idea: bool = False) -> tuple[Recipe, 
     if recipe.tokenizer.path is None and recipe.model.vocab_size is None:
         recipe = _filled(recipe, "tokenizer", "vocab_size", usual.vocabulary_size)
     has_step = "tokens_per_step" in train.model_fields_set
-    length = min(usual.sequence_length, train.tokens_per_step) if has_step else usual.sequence_length
+    positions = recipe.model.max_position_embeddings or usual.sequence_length
+    most, step = min(usual.sequence_length, positions), train.tokens_per_step
+    length = next(n for n in range(most, 0, -1) if step % n == 0) if has_step else most
     recipe = _filled(recipe, "dataset", "sequence_length", length)
-    step = max(usual.tokens_per_step, recipe.dataset.sequence_length)
+    length = recipe.dataset.sequence_length
+    step = max(usual.tokens_per_step // length, 1) * length
     recipe = _filled(recipe, "train", "tokens_per_step", step)
     recipe = _filled(recipe, "train", "learning_rate", usual.learning_rate)
     if not budget:

@@ -310,11 +310,17 @@ def cluster(name: str) -> Cluster:
 
 
 def on_cpu_nodes(site: Cluster, partition: str | None) -> Cluster:
-    """Return the card as jobs without devices see it: its CPU nodes, unless `partition` has devices."""
+    """Return the card as jobs without devices see it: its CPU nodes, unless `partition` has devices alone."""
     jobs = site.jobs
-    if jobs is None or jobs.cpu is None or partition in {one.label for one in jobs.partitions}:
+    if jobs is None or jobs.cpu is None:
         return site
     cpu = jobs.cpu
+    with_devices, without = (
+        {name for one in queues for name in (one.label, one.name)}
+        for queues in (jobs.partitions, cpu.partitions)
+    )
+    if partition in with_devices - without:
+        return site
     own = {"partitions": cpu.partitions, "options": cpu.options, "devices": ""}
     if cpu.account is not None:
         own |= {"account": cpu.account, "account_example": cpu.account_example}

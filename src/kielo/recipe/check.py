@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kielo.recipe.amounts import multiples_around, short_amount
-from kielo.recipe.cards import a_new_card, clusters, is_own_card, language, languages
+from kielo.recipe.cards import a_new_card, cluster, clusters, is_own_card, language, languages
 from kielo.recipe.complaints import CONTROL, Complaint, did_you_mean, strings
+from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import OF_A_SEGMENT, full_phases, skip_complaints, steps_of_run
@@ -26,10 +27,14 @@ _TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "
 
 
 def check(
-    recipe: Recipe, origin: Callable[[str], str], layer: Callable[[str], int | None] = lambda _: 0
+    recipe: Recipe,
+    origin: Callable[[str], str],
+    layer: Callable[[str], int | None] = lambda _: 0,
+    filled: Recipe | None = None,
 ) -> list[Complaint]:
     """Return everything that is wrong.
 
+    filled: the recipe with the usual values of an idea, whose fit is checked in place of its defaults.
     origin: the file (or --set) of a dotted key. layer: the place of the key's file in the order of overlays,
     0 for the base recipe, None for a recipe that Kielo wrote with every value. A key that has no effect
     because of a higher layer is inherited, which is no complaint.
@@ -49,7 +54,7 @@ def check(
         _skip_steps,
     )
     for part in parts:
-        for keys, message in part(recipe):
+        for keys, message in part(filled or recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
     for key, decided_by, message in without_effect(recipe):
@@ -99,6 +104,11 @@ def _layouts(recipe: Recipe) -> Found:
                 ("layouts",),
                 f"layouts, cluster = {entry.cluster!r} has no card; `kielo clusters` lists all{meant}",
             )
+        elif is_own_card(entry.cluster):
+            try:
+                cluster(entry.cluster)
+            except KieloError as error:
+                yield ("layouts",), f"layouts, {error}"
         for nodes in entry.nodes:
             if (entry.cluster, nodes) in seen:
                 yield (

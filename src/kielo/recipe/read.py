@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -56,14 +56,18 @@ class Read:
 
 
 def read_recipe(
-    reference: str | Path | None, sets: Sequence[str] = (), stand_ins: Mapping[str, Any] | None = None
+    reference: str | Path | None,
+    sets: Sequence[str] = (),
+    stand_ins: Mapping[str, Any] | None = None,
+    fill: Callable[[Recipe], Recipe] | None = None,
 ) -> Read:
     """Read, overlay and check a recipe.
 
     reference: a path, the name of a shipped recipe, or a run folder, None for `sets` alone. sets:
     "section.key=value", the value in TOML, or plain text if it is no TOML or the key wants text. stand_ins:
-    values of keys that neither has. Raise KieloError with all complaints, and for a recipe of several runs
-    (`recipe_choices`) if `sets` chooses none.
+    values of keys that neither has. fill: completes a recipe with such values for its checks. Raise
+    KieloError with all complaints, and for a recipe of several runs (`recipe_choices`) if `sets` chooses
+    none.
     """
     label, data, origins, complaints = _values(reference, sets)
     try:
@@ -87,7 +91,8 @@ def read_recipe(
                 origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
         if isinstance(data.get("language"), str):
             data = filled(data, PLACE, data["language"])
-        recipe, found = _validate(data, origins, default_origin=label)
+        fill = fill if NOT_GIVEN in origins.values() else None
+        recipe, found = _validate(data, origins, label, fill)
     except RecursionError:
         raise _too_deep(label) from None
     refuse(label, complaints + found)
@@ -124,9 +129,15 @@ def _values(
         data, origins = ({}, {}) if path is None else _with_base(path)
         if reference is not None and os.path.isdir(reference):  # it may have been moved
             data["folder"], origins["folder"] = str(reference), label
-        data = _of_variant(data, origins, label, chosen_variant(sets) or variant)
+        chosen = chosen_variant(sets)
+        if variant and chosen not in (None, variant):
+            raise KieloError(
+                f"{reference} is variant {variant} already: {CHOICE} = {chosen}. Fix: leave it out"
+            )
+        data = _of_variant(data, origins, label, variant or chosen)
         of_keys = [text for text in sets if not is_choice(text)]
-        return label, data, origins, [found for text in of_keys if (found := _apply_set(text, data, origins))]
+        complaints = [found for text in of_keys if (found := _apply_set(text, data, origins))]
+        return label, data, origins, complaints + _two_layouts(of_keys, origins)
     except RecursionError:
         raise _too_deep(label) from None
 
@@ -135,18 +146,17 @@ def _too_deep(label: str) -> KieloError:
     return KieloError(f"{label} or --set: tables are nested too deep. Fix: at most two levels")
 
 
-def _of_variant(data: TomlTable, origins: dict[str, str], label: str, name: str) -> TomlTable:
+def _of_variant(data: TomlTable, origins: dict[str, str], label: str, name: str | None) -> TomlTable:
     """Return the values with variant `name` over them; without a name, as they are."""
     names = variants_of(data, label)
-    if not name:
+    if name is None:
         return data
     if name not in names:
         fix = f"{CHOICE}={names[0]}" if names else "leave it out"
         raise KieloError(f"{CHOICE} = {name}: {label} has {', '.join(names) or 'no variants'}. Fix: {fix}")
     below, own = {key: value for key, value in data.items() if key != VARIANTS}, data[VARIANTS][name]
     _replace_shape(_leaves(own), below, origins)
-    if {"layout", "layouts"} & set(own):
-        below.pop("layouts", None)
+    _replace_layouts([*own, *_leaves(own)], below)
     origins |= dict.fromkeys(_leaves(own), f"{label}{_VARIANT}{name}")
     return filled(_overlay(below, own), VARIANT_PLACE, name)
 
@@ -304,15 +314,35 @@ def _with_base(path: Path) -> tuple[TomlTable, dict[str, str]]:
         base = _of_variant(base, of_base, _label(base_path), variant)
     own = dict.fromkeys(_leaves(data), _label(path))
     _replace_shape(own, base)
-    if {"layout", "layouts"} & set(data):
-        base.pop("layouts", None)
+    _replace_layouts([*data, *own], base)
+    for name, inherited in _variant_tables(base).items():
+        for over in (data, _variant_tables(data).get(name, {})):
+            _yield_to(over, inherited)
     for key, other in (("language", LANGUAGES), (LANGUAGES, "language")):
         if key in data:
             base.pop(other, None)
     above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
-    inherited = [leaf for leaf in _leaves(base) if leaf not in above]
-    origins = {leaf: of_base.get(leaf, _label(base_path)) for leaf in inherited} | own
+    kept = [leaf for leaf in _leaves(base) if leaf not in above]
+    origins = {leaf: of_base.get(leaf, _label(base_path)) for leaf in kept} | own
     return _overlay(base, data), origins
+
+
+def _variant_tables(data: TomlTable) -> dict[str, TomlTable]:
+    """Return the tables of the recipe's variants. `variants_of` refuses other values."""
+    tables = data.get(VARIANTS)
+    found = tables.items() if isinstance(tables, dict) else ()
+    return {name: own for name, own in found if isinstance(own, dict)}
+
+
+def _yield_to(over: TomlTable, inherited: TomlTable) -> None:
+    """Remove the values of a base recipe's variant that the recipe `over` gives itself."""
+    given = _leaves(over)
+    _replace_shape(given, inherited)
+    _replace_layouts([*over, *given], inherited)
+    for leaf in given:
+        _leave_out(inherited, leaf.split("."))
+    if "layouts" in over and "layout" in inherited:  # which would otherwise replace them
+        inherited["layouts"] = over["layouts"]
 
 
 def _overlay(base: TomlTable, over: TomlTable) -> TomlTable:
@@ -337,6 +367,13 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
         return Complaint(
             (key,), f"--set {text}: not KEY=VALUE. Fix: section.key=value, e.g. --set train.tokens=1000000"
         )
+    if parts[0] == VARIANTS:
+        choice = (
+            f"--set {CHOICE}={parts[1]} --set {'.'.join(parts[2:])}={raw}"
+            if parts[2:]
+            else "a recipe with it"
+        )
+        raise KieloError(f"--set {text}: {VARIANTS} are a recipe's own. Fix: {choice}")
     table: Any = data
     for part in parts[:-1]:
         table = table.setdefault(part, {})
@@ -344,24 +381,36 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
             return Complaint((key,), f"--set {text}: {part} holds a value, so {key} does not exist")
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
-    _set_layout(key, data, origins)
+    value = _value(raw.strip(), parts)
+    if origins.get("layouts") != "--set":
+        _replace_layouts([key, *_leaves({key: value})], data, origins)
     if key == LANGUAGES and origins.get("language") != "--set":
         data.pop("language", None)
-    table[parts[-1]] = _value(raw.strip(), parts)
+    for own in _variant_tables(data).values():
+        _leave_out(own, parts)
+    table[parts[-1]] = value
     origins[key] = "--set"
     return None
 
 
-def _set_layout(key: str, data: TomlTable, origins: dict[str, str]) -> None:
-    """Remove layouts of numbers of nodes, or their micro-batches, for a `key` that --set gives."""
-    if origins.get("layouts") == "--set":
-        return
-    if key.startswith("layout."):
-        data.pop("layouts", None)
-        origins.pop("layouts", None)
-    elif key == "train.micro_batch_sequences":
-        for entry in data.get("layouts", ()):
-            entry.pop("micro_batch_sequences", None)
+def _replace_layouts(given: Sequence[str], below: TomlTable, origins: dict[str, str] | None = None) -> None:
+    """Remove the `layouts` of `below`, or their micro-batches, if one of the `given` keys replaces them."""
+    if any(key in ("layout", "layouts") or key.startswith("layout.") for key in given):
+        below.pop("layouts", None)
+        (origins or {}).pop("layouts", None)
+    elif "train.micro_batch_sequences" in given and isinstance(below.get("layouts"), list):
+        for entry in below["layouts"]:
+            if isinstance(entry, dict):
+                entry.pop("micro_batch_sequences", None)
+
+
+def _two_layouts(sets: Sequence[str], origins: dict[str, str]) -> list[Complaint]:
+    """Return a complaint if --set gives both `layouts` and `layout`."""
+    keys = [text.partition("=")[0].strip() for text in sets]
+    layout = next((key for key in keys if key == "layout" or key.startswith("layout.")), None)
+    if layout is None or origins.get("layouts") != "--set":
+        return []
+    return [Complaint(("layouts",), f"--set: layouts and {layout} both give the layout. Fix: one of them")]
 
 
 def _on_quotes(text: str) -> str:
@@ -402,7 +451,10 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _validate(
-    data: TomlTable, origins: dict[str, str], default_origin: str
+    data: TomlTable,
+    origins: dict[str, str],
+    default_origin: str,
+    fill: Callable[[Recipe], Recipe] | None,
 ) -> tuple[Recipe | None, list[Complaint]]:
     """Return the recipe and its complaints.
 
@@ -435,7 +487,8 @@ def _validate(
         of = origin(key)
         return own_layer if of == default_origin else 3 if of == "--set" else 2 if _VARIANT in of else 0
 
-    found = check(recipe, origin, layer)
+    filled = fill(recipe) if fill and not complaints else None
+    found = check(recipe, origin, layer, filled)
     return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
 
 

@@ -5,12 +5,14 @@ differ from the recipe's.
 `{variant}` in any text is the variant's name.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kielo.recipe.errors import KieloError
 
+_NAMES = ("name", "folder")  # keys of which each variant needs its own value
 KEY, CHOICE, PLACE = "variants", "variant", "{variant}"
 DESCRIPTION = (
     "Variant → its values, which replace the recipe's: a run for each. --set variant=NAME chooses a variant. "
@@ -35,13 +37,30 @@ def variants_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
     for name, own in given.items():
         if not _NAME.fullmatch(name):
             raise KieloError(f"{label}: {KEY}.{name}: not a name. Fix: letters, digits, _, . and -")
-        for key in ("name", "folder"):
+        for key in _NAMES:
             text = own.get(key, data.get(key))
             if len(given) > 1 and key not in own and isinstance(text, str) and text and PLACE not in text:
                 raise KieloError(
                     f'{label}: {key} = {text!r} would name {len(given)} runs. Fix: {key} = "{text}_{PLACE}"'
                 )
+        if refused := [key for key in ("languages", "extends", KEY) if key in own]:
+            raise KieloError(f"{label}: {KEY}.{name} cannot have {refused[0]}. Fix: leave it out")
+    _refuse_duplicates(data, given, label)
     return tuple(given)
+
+
+def _refuse_duplicates(data: Mapping[str, Any], given: Mapping[str, Any], label: str) -> None:
+    """Refuse two variants whose runs have the same name or the same folder."""
+    taken: dict[tuple[str, str], str] = {}
+    for variant, own in given.items():
+        name, folder = (str(own.get(key, data.get(key)) or "").replace(PLACE, variant) for key in _NAMES)
+        for key, text in zip(_NAMES, (name, folder or (name and f"runs/{name}")), strict=True):
+            other = taken.setdefault((key, os.path.normpath(text)), variant) if text else variant
+            if other != variant:
+                raise KieloError(
+                    f"{label}: {KEY}.{other} and {KEY}.{variant} both have {key} = {text!r}. Fix: a {key} "
+                    "for each"
+                )
 
 
 def chosen_variant(sets: Sequence[str]) -> str | None:

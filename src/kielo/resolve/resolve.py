@@ -15,7 +15,7 @@ from kielo.models.parameter_shapes import parameters
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
-from kielo.recipe.layout_on_nodes import on_devices
+from kielo.recipe.layout_on_nodes import named_entry, on_devices
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.read import run_folder as folder_of_run
 from kielo.recipe.sections import (
@@ -86,6 +86,7 @@ def resolve(
     if text is None:
         text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
+    of_all_nodes = recipe
     recipe = _with_replicas(on_devices(with_budget(recipe, text), world_size), world_size)
     software = software or planned(cluster(recipe.cluster))
     recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
@@ -100,7 +101,8 @@ def resolve(
     counted = layout.model_copy(update={"compile": compiles}) if layout.compile is None else layout
     steps = _steps(recipe, asked, text, RankOfRun(model, counted, options, None if found else machine.card))
     of_steps = rules.StepCase(recipe, asked, text, run_folder / "tokens", steps)
-    rules.refuse(recipe, [*found, *rules.complaints(of_steps, rules.STEP_RULES)])
+    found = [*found, *rules.complaints(of_steps, rules.STEP_RULES)]
+    rules.refuse(recipe, [named_entry(of_all_nodes, world_size, message) for message in found])
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
     identity = _identity(recipe, model, asked, steps, text.tokens_hash, heldout)
     placement = _placement(recipe, identity, layout, machine, steps, text, run_folder)
