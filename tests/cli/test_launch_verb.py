@@ -122,17 +122,18 @@ def test_a_dry_run_is_written_and_not_submitted(launching, capsys) -> None:
 def test_the_forecast_is_told(launching, capsys) -> None:
     """Days, not hours; the site's units if it bills in any; spare nodes and a queue's own name."""
     partition = site(jobs={"partitions": [{"name": "a", "qos": "fast"}]}).jobs.partitions[0]
-    launching.plan = plan(site(), Wishes(spares=2), forecast=forecast(device_hours=1480.0))
+    told = forecast(device_hours=1480.0, safe_device_hours=2220.0)
+    launching.plan = plan(site(), Wishes(spares=2), forecast=told)
     launching.plan = SimpleNamespace(**vars(launching.plan) | {"partition": partition, "devices": 12})
     rows = said(capsys, *HERE).splitlines()
     assert rows[0] == "run\tmine, on 3 nodes and 2 spare nodes of here, 12 ranks"
     assert " each in fast; " in rows[1]
     assert rows[2:4] == [
         "layout\tdp12, 60.0 of 70.0 GB a device",
-        "forecast\t100,000 tokens/s; 1.7 days in 4 jobs, 1,480 device-hours",
+        "forecast\t100,000 tokens/s; 1.7 days in 4 jobs, safe 2,220 device-hours, planned 1,480 device-hours",
     ]
     launching.plan.forecast = forecast(billed=0.0, billing_unit="GPU-hours")
-    assert said(capsys, *HERE).splitlines()[3].endswith(", 480 device-hours (0 GPU-hours)")
+    assert said(capsys, *HERE).splitlines()[3].endswith(", planned 480 device-hours (0 GPU-hours)")
 
 
 def test_flags_are_wishes(launching, capsys) -> None:

@@ -41,6 +41,27 @@ def test_the_ranking_and_its_reasons(capsys) -> None:
     assert "tokens/s" in text and "the recipe's own layout" in text and "\twhy not\n" in text
 
 
+def test_variants_that_do_not_fit_are_in_no_sum(capsys) -> None:
+    """33 billion parameters do not fit a node. Safe hours are by another engine's published speed."""
+    found = ask(capsys, "viking", "--nodes", "1")
+    assert list(found["variants"]) == ["7b", "13b"] and list(found["refused"]) == ["33b"]
+    assert (
+        " GB on rank 0 (as every rank), of 66.2 usable; changes that make it fit" in found["refused"]["33b"]
+    )
+    costs = [one["cost"] for one in found["variants"].values()]
+    for hours in ("safe_device_hours", "device_hours", "billed_hours"):
+        assert found[hours] == pytest.approx(sum(one[hours] for one in costs))
+    assert main(["plan", "viking", "--nodes", "1"]) == 0
+    text = capsys.readouterr().out
+    told = f"safe {found['safe_device_hours']:,.0f} device-hours ("
+    assert (
+        f"\nall 2 together that fit: {told}" in text and "\nleft out of the sum: 33b\n33b: On 1 node " in text
+    )
+    for words in (["--wide"], ["--all"], ["--nodes", "16,32"]):
+        assert main(["plan", "viking", *words]) == 1
+        assert "for one of 3 variants. Fix: --set variant=7b" in capsys.readouterr().err
+
+
 def test_comparing_and_why(capsys, tmp_path: Path) -> None:
     """Seed 000's question: both layouts side by side, a verdict with its reason,
     and a picture of the pipeline.
@@ -51,7 +72,10 @@ def test_comparing_and_why(capsys, tmp_path: Path) -> None:
     ] == [(8, 4), (8, 8)]
     assert main(["plan", "explain", *ESTONIAN, "tp8pp4-1f1b", "--nodes", "16", "--plot", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "bubble" in text and "[layout]\npipeline = 4\ntensor = 8" in text
+    entry = (
+        'cluster = "lumi_g"\nnodes = [16]\nmicro_batch_sequences = 2\nlayout = { pipeline = 4, tensor = 8 }'
+    )
+    assert "bubble" in text and f"\n[[layouts]]\n{entry}\n" in text
     pictures = {path.name.split("_")[0] for path in tmp_path.iterdir()}
     assert pictures == {"compared.svg", "timeline"}
     assert main(["plan", *ESTONIAN, "--nodes", "4,8", "--plot", str(tmp_path)]) == 0

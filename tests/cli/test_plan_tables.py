@@ -250,20 +250,23 @@ def test_the_offer_is_of_the_first_layout_with_tensor_ranks(monkeypatch) -> None
 
 def test_costs_of_all_languages() -> None:
     """Each language costs as much; the layout that is named twice is told once."""
-    costs = [(FAST, a_cost()), (SLOW, a_cost(days=4, device_hours=3200.0)), (FAST, a_cost())]
+    beside = PublishedEngine("Nemo", "all layers recomputed", 1.5)
+    safer = PlannedLayout(**(vars(FAST) | {"published": beside}))
+    costs = [(safer, a_cost()), (SLOW, a_cost(days=4, device_hours=3200.0)), (safer, a_cost())]
     of_all = tables.of_all_languages(["et", "fi", "sv"], costs)
     assert of_all == {
         "codes": ["et", "fi", "sv"], "planned": "et",
         "layouts": [
             {"name": "dp12-mb2-zero1", "nodes": 3, "hours_each": 72.0, "days_in_a_row": 9.0,
-             "device_hours": 7200.0, "billed_hours": 900.0},
+             "safe_device_hours": 10800.0, "device_hours": 7200.0, "billed_hours": 900.0},
             {"name": "dp12-hsdp6-mb2-zero1", "nodes": 3, "hours_each": 96.0, "days_in_a_row": 12.0,
-             "device_hours": 9600.0, "billed_hours": 1200.0},
+             "safe_device_hours": 9600.0, "device_hours": 9600.0, "billed_hours": 1200.0},
         ],
     }  # fmt: skip
     assert tables.languages_rows(RUN, of_all) == (
-        ("nodes", "hours each", "days in a row", "device-hours", "node-hours", "layout"),
-        [(3, "72.0", "9.0", "7,200", "900", "dp12-mb2-zero1"), (3, "96.0", "12.0", "9,600", "1,200",
+        ("nodes", "hours each", "days in a row", "safe hours", "device-hours", "node-hours", "layout"),
+        [(3, "72.0", "9.0", "10,800", "7,200", "900", "dp12-mb2-zero1"),
+         (3, "96.0", "12.0", "9,600", "9,600", "1,200",
          "dp12-hsdp6-mb2-zero1")],
     )  # fmt: skip
 

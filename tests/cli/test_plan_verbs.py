@@ -138,6 +138,8 @@ def test_refusals(planner, capsys) -> None:
         "4..256",
         ("--nodes", "8..4"): "--nodes 8..4: begin with the smaller number. Fix: 4..8",
         ("--nodes", "a"): "--nodes a: not understood. Fix: 16, or 4,8,12, or 4..256",
+        ("--nodes", "3", "--batch", "--top", "2"): "--top: --batch lists no layouts. Fix: leave it out",
+        ("--nodes", "3", "--batch", "--wide"): "--wide: --batch lists no layouts",
         ("--nodes", "0"): "--nodes 0: lumi_g has 1 to 2978 nodes. Fix: 1",
         ("--nodes", "2979"): "--nodes 2979: lumi_g has 1 to 2978 nodes. Fix: 2978",
         ("--nodes", "0..4"): "--nodes 0..4: lumi_g has 1 to 2978 nodes. Fix: 1",
@@ -175,14 +177,14 @@ def test_numbers_of_nodes(planner, capsys) -> None:
 
 
 def test_what_to_type_next_has_the_same_flags(planner, capsys) -> None:
-    """An idea's size becomes a setting; words with blanks are quoted."""
-    assert main(["plan", *RECIPE, "--nodes", "3", "--set", "description=a b"]) == 0
+    """Words with blanks are quoted. `explain` takes no idea."""
+    assert main(["plan", *RECIPE, "--nodes", "3", "--set", "description=a {b}"]) == 0
     assert (
-        "`kielo plan explain own_text tp2-dp6-mb2-zero1 --cluster lumi_g --set 'description=a b' --nodes 3`"
+        "`kielo plan explain own_text tp2-dp6-mb2-zero1 --cluster lumi_g --set 'description=a {b}' --nodes 3`"
     ) in capsys.readouterr().out
     assert main(["plan", "--params", "3B", "--cluster", "lumi_g", "--nodes", "3"]) == 0
     said = capsys.readouterr()
-    assert "RECIPE tp2-dp6-mb2-zero1 --cluster lumi_g --set model.params=3B --nodes" in said.out
+    assert said.out.endswith("\nMore: --wide\n")
     assert said.err.startswith("not set in the recipe, so as usual for this size: ")
     assert main(["plan"]) == 1
     assert capsys.readouterr().err == (
@@ -199,7 +201,7 @@ def test_several_languages_are_planned_as_one(planner, capsys, tmp_path: Path) -
     assert main(["plan", str(path), "--nodes", "3"]) == 0
     said = capsys.readouterr().out
     assert "\nAll 3 languages, a run each, by the plan of et:\nnodes\thours each\tdays in a row" in said
-    assert "\n3\t72.0\t9.0\t7,200\t" in said
+    assert "\n3\t72.0\t9.0\t7,200\t7,200\t" in said
     assert main(["plan", str(path), "--nodes", "3,5", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     of_all = said["languages"]

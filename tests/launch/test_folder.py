@@ -320,13 +320,13 @@ def test_a_forecast_is_the_planners_numbers(monkeypatch) -> None:
     run = SimpleNamespace(site=site(billed_per_node_hour=6, billing_unit="units"), usable_bytes=70e9)
     planned = SimpleNamespace(
         run=run, name="dp12", tokens_per_second=1e5, step_seconds=10.0, low_seconds=9.0, high_seconds=12.0,
-        peak_bytes=60e9,
+        peak_bytes=60e9, safe_share=1.5,
     )  # fmt: skip
     assert forecast_of(planned, 24).model_dump() == {
         "layout": "dp12", "tokens_per_second": 1e5, "step_seconds": 10.0, "interval_seconds": [9.0, 12.0],
         "peak_gigabytes": 60.0, "usable_gigabytes": 70.0, "wall_hours": 2.0, "device_hours": 80.0,
-        "billed": 120.0, "billing_unit": "units", "jobs": 3, "checkpoint_gigabytes": 5.0,
-        "checkpoint_seconds": 7.0, "save_stop_seconds": 0.5,
+        "safe_device_hours": 120.0, "billed": 120.0, "billing_unit": "units", "jobs": 3,
+        "checkpoint_gigabytes": 5.0, "checkpoint_seconds": 7.0, "save_stop_seconds": 0.5,
     }  # fmt: skip
     assert asked == [(planned, 24)]
     run.site = site()

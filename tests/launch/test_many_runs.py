@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
+from kielo.launch.start_times import Start, Starts
 from tests.launch.stand_in import Site
 from tests.launch.test_ladder import CARD
 from tests.resolve.test_resolve import finish_pack, finish_tokenizer
@@ -62,6 +63,19 @@ def test_what_is_ready_is_launched_and_the_rest_is_told(site: Site, capsys) -> N
     rows = capsys.readouterr().out.splitlines()
     assert rows[1].startswith("et\tpack done; 1 RUNNING, 1 PENDING\t")
     assert rows[3].startswith("sv\tpack done; 2 PENDING\t")
+    # A run without its launch.json is a failure of its own. Jobs that pack are no launch.
+    lost, packs = Path("runs/small_et/launch/0001/launch.json"), Path("runs/small_sv/launch")
+    lost.rename("launch.json"), (packs / "0001").rename(packs / "pack_0001")
+    assert main(["cancel", "several.toml"]) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("et:\nfi:\ncancelled 103, 104") and "sv:" not in told.out
+    assert "small_et/launch/0001: has no launch.json" in told.err
+    assert [site.jobs()[job]["JobState"] for job in ("101", "103", "105")] == [
+        "RUNNING",
+        "CANCELLED",
+        "PENDING",
+    ]
+    Path("launch.json").rename(lost), (packs / "pack_0001").rename(packs / "0001")
     assert main(["cancel", "several.toml"]) == 0
     assert {facts["JobState"] for facts in site.jobs().values()} <= {"CANCELLED", "RUNNING"}
 
@@ -91,6 +105,23 @@ def test_a_recipe_that_no_language_can_launch_is_one_line(site: Site, capsys) ->
     assert not Path("runs").exists()
 
 
+def test_a_rehearsed_launch_asks_once_for_each_number_of_nodes(site: Site, capsys, monkeypatch) -> None:
+    asked: list[tuple[int, tuple]] = []
+
+    def starts(plan, sizes) -> Starts:
+        asked.append((plan.nodes, sizes))
+        return Starts([Start("all", plan.nodes, 2.0, "2026-12-01T08:00:00")])
+
+    monkeypatch.setattr("kielo.cli.launch_languages.starts_of", starts)
+    assert main(["launch", "several.toml", "--dry-run"]) == 0
+    assert (
+        "\nstart of a job on 1 nodes: first in all on 1 nodes, about 2026-12-01 08" in capsys.readouterr().out
+    )
+    assert main(["launch", "several.toml", "--dry-run", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["starts"]) == ["1"]
+    assert asked == [(1, ())] * 2
+
+
 @pytest.mark.full
 def test_one_command_writes_the_jobs_of_75_languages(tmp_path: Path, monkeypatch, capsys) -> None:
     """HPLT's encoders on LUMI: a folder of scripts each, within the hours that were published, 57,600."""
@@ -100,7 +131,12 @@ def test_one_command_writes_the_jobs_of_75_languages(tmp_path: Path, monkeypatch
     told = capsys.readouterr().out
     rows = [line.split("\t") for line in told.splitlines() if "\twritten\t" in line]
     assert len(rows) == 75 and len(list(tmp_path.glob("runs/*/launch/0001/submit.sh"))) == 75
-    hours = float(told.partition("all 75 together: ")[2].partition(" device-hours")[0].replace(",", ""))
+    hours = float(
+        told.partition("all 75 together: ")[2]
+        .partition("planned ")[2]
+        .partition(" device")[0]
+        .replace(",", "")
+    )
     assert 20_000 < hours < 57_600
     recipe = tmp_path / "runs/seventy_five_berts_zh/launch/0001/recipe.toml"
     assert recipe.read_text().count("text/zh/") == 1

@@ -30,6 +30,8 @@ def test_the_published_fits_of_zhang_agree():
 def test_a_larger_batch_trades_tokens_for_speed(capsys):
     """The run's own steps gain and cost nothing; larger steps cost more by each law."""
     words = ["plan", "norwegian_7b", "--nodes", "64", "--batch"]
+    assert main(["plan", "ltg_bert_base", "--nodes", "16", "--batch"]) == 0
+    assert "This model learns hidden tokens, and both laws are of next tokens." in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     by_size = {row["tokens_per_step"]: row for row in told["batches"]}

@@ -1,5 +1,6 @@
 """What brings a layout under the memory of its devices, and the one definition of "fits"."""
 
+import json
 from typing import get_args
 
 import pytest
@@ -19,22 +20,36 @@ from kielo.resolve.text import imagined_text
 TOO_LARGE = ["layout.recompute=none", "train.micro_batch_sequences=4"]
 
 
-def planned(*sets: str, nodes: int = 16) -> PlannedLayout:
-    found = own(RunToPlan.of_recipe(read_recipe("estonian_llama31_70b", list(sets)).recipe), nodes)
+def planned(*sets: str, nodes: int = 16, recipe: str = "estonian_llama31_70b") -> PlannedLayout:
+    found = own(RunToPlan.of_recipe(read_recipe(recipe, list(sets)).recipe), nodes)
     assert isinstance(found, PlannedLayout), found
     return found
 
 
-def test_each_remedy_is_a_change_of_the_recipe_that_fits():
+# An entry of [[layouts]] that fits no better. --set of a key of [layout] removes it.
+ENTRY = """extends = "estonian_llama31_70b"
+[[layouts]]
+cluster = "lumi_g"
+nodes = [16]
+micro_batch_sequences = 4
+layout = { tensor = 4, pipeline = 2, shard = 4, replicate = 0, zero = 2 }
+"""
+
+
+@pytest.mark.parametrize("has_entry", [False, True])
+def test_each_remedy_is_a_change_of_the_recipe_that_fits(has_entry, tmp_path):
     """Ordered by what they cost; the changed recipe, read again, is planned with the same bytes."""
-    before = planned(*TOO_LARGE)
+    (tmp_path / "entry.toml").write_text(ENTRY)
+    recipe, large = (str(tmp_path / "entry.toml"), []) if has_entry else ("estonian_llama31_70b", TOO_LARGE)
+    before = planned(*large, recipe=recipe)
     assert not before.fits
     found = remedies(before)
     assert found and [one.slower for one in found] == sorted(one.slower for one in found)
     for one in found:
-        sets = [f"{key}={value}" for key, value in one.changes.items() if key != "nodes"]
-        again = planned(*TOO_LARGE, *sets, nodes=one.changes.get("nodes", 16))
+        sets = [f"{key}={json.dumps(value)}" for key, value in one.changes.items() if key != "nodes"]
+        again = planned(*large, *sets, nodes=one.changes.get("nodes", 16), recipe=recipe)
         assert again.fits and again.peak_bytes == pytest.approx(one.planned.peak_bytes, rel=1e-6)
+        assert again.name == one.planned.name
 
 
 def test_two_changes_where_one_is_not_enough():
@@ -63,8 +78,8 @@ def test_norms_and_activations_are_offered_beside_what_is_made_again(now):
     assert "+".join([now] * (now != "none") + ["norms", "activations"]) in offered
 
 
-def test_the_warning_names_rank_stage_and_ways_out():
-    """For GPUs whose card is known; nothing is said of what fits."""
+def test_the_warning_names_rank_stage_and_ways_out(tmp_path):
+    """For GPUs whose card is known; nothing is said of what fits. An entry for these ranks counts."""
     recipe = read_recipe("estonian_llama31_70b", TOO_LARGE).recipe
 
     def warning(of) -> str | None:
@@ -72,6 +87,10 @@ def test_the_warning_names_rank_stage_and_ways_out():
 
     said = warning(recipe)
     assert "GB on rank 0 (stage 0), of 66.2 usable GB; changes that make it fit" in said and "--set " in said
+    (tmp_path / "entry.toml").write_text(ENTRY)
+    entry = str(tmp_path / "entry.toml")
+    need = planned(recipe=entry).peak_bytes / 1e9
+    assert warning(read_recipe(entry, []).recipe).startswith(f"planned to need {need:.1f} GB on rank 0")
     small = read_recipe("estonian_llama31_70b", ["layout.recompute=full"]).recipe
     assert warning(small) is None
     cpu = resolve(small, "", 128, "cpu", text=imagined_text(small))

@@ -38,6 +38,8 @@ class Forecast(JsonObject):
     """Hours of the whole run, with starts of jobs, saves and held-out text."""
     device_hours: float
     """Hours of all devices together, of the whole run."""
+    safe_device_hours: float | None = None
+    """By the slower of the plan and a published engine on such devices; null: a launch of an older Kielo."""
     billed: float | None
     """Bill in the site's billing unit; null: its card does not say."""
     billing_unit: str

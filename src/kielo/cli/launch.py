@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kielo.cli.flags import takes
-from kielo.cli.launch_languages import launch_languages
+from kielo.cli.launch_languages import launch_languages, safe_hours
+from kielo.cli.plan_tables import safe_and_planned
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.job_paths import job_paths
@@ -259,13 +260,13 @@ def _rows(plan: JobPlan) -> list[tuple[str, str]]:
     if plan.forecast is None:
         return [*rows, ("forecast", f"none: {plan.no_forecast}")]
     of = plan.forecast
-    billed = f" ({of.billed:,.0f} {of.billing_unit})" if of.billed is not None else ""
+    speed = f"{of.tokens_per_second:,.0f} tokens/s"
+    hours = safe_and_planned(safe_hours(of), of.device_hours, of.billed, of.billing_unit)
     return [
         *rows,
         ("layout", f"{of.layout}, {of.peak_gigabytes:.1f} of {of.usable_gigabytes:.1f} GB a device"),
         (
             "forecast",
-            f"{of.tokens_per_second:,.0f} tokens/s; {of.wall_hours / 24:,.1f} days in {of.jobs} jobs, "
-            f"{of.device_hours:,.0f} device-hours{billed}",
+            f"{speed}; {of.wall_hours / 24:,.1f} days in {of.jobs} jobs, {hours}",
         ),
     ]

@@ -6,11 +6,13 @@ whose jobs are in the queue, stays as it is, so the same command launches the mi
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from kielo.artifact.launch_files import Forecast
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.scores import STAGE_FOLDERS
+from kielo.cli.plan_tables import safe_and_planned
 from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.job_plan import MOST_ASKED_JOBS, JobPlan, Wishes, check_job_count, check_ready, plan_jobs
@@ -21,6 +23,7 @@ from kielo.launch.launch_folder import (
     submit,
     write_launch,
 )
+from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 
@@ -60,7 +63,7 @@ def launch_languages(
     for run in runs.values():
         if run.plan is not None and not run.said:
             _launch(run, run.plan, options.dry_run)
-    _print(runs, options.json)
+    _print(runs, options.json, _starts(runs) if options.dry_run else {})
     return int(any(run.state in ("failed", "refused") for run in runs.values()))
 
 
@@ -122,21 +125,46 @@ def _is_queued(run: _Launched, plan: JobPlan) -> bool:
     return False
 
 
-def _print(runs: dict[str, _Launched], is_json: bool) -> None:
-    """Print a table of all runs, the hours of all together, and the reasons by run."""
+def _starts(runs: dict[str, _Launched]) -> dict[int, Starts]:
+    """Ask for the start of the first run on each number of nodes, until there is no answer."""
+    found: dict[int, Starts] = {}
+    for run in runs.values():
+        plan = run.plan
+        if plan is not None and run.state == "written" and plan.nodes not in found:
+            found[plan.nodes] = starts_of(plan, ())
+            if found[plan.nodes].no_answer:
+                break
+    return found
+
+
+def _print(runs: dict[str, _Launched], is_json: bool, starts: dict[int, Starts]) -> None:
+    """Print a table of all runs, the hours of all together, starts by nodes, and the reasons by run."""
     if is_json:
-        return print_json({kind_of(runs): {chosen_in(choice): _content(run) for choice, run in runs.items()}})
+        content = {chosen_in(choice): _content(run) for choice, run in runs.items()}
+        of_nodes = {"starts": {nodes: asdict(each) for nodes, each in starts.items()}} if starts else {}
+        return print_json({kind_of(runs): content} | of_nodes)
     print_table(
-        (kind_of(runs).removesuffix("s"), "launch", "jobs", "nodes", "hours", "device-hours", "layout"),
+        (
+            kind_of(runs).removesuffix("s"),
+            "launch",
+            "jobs",
+            "nodes",
+            "hours",
+            "safe hours",
+            "device-hours",
+            "layout",
+        ),
         [_row(chosen_in(choice), run) for choice, run in runs.items()],
     )
     plans = [run.plan for run in runs.values() if run.plan is not None]
     forecasts = [plan.forecast for plan in plans if plan.forecast is not None]
     if forecasts:
-        billed = sum(of.billed or 0 for of in forecasts)
-        unit = f" ({billed:,.0f} {forecasts[0].billing_unit})" if billed else ""
-        total = sum(of.device_hours for of in forecasts)
-        print_text(f"all {len(forecasts)} together: {total:,.0f} device-hours{unit}")
+        billed = sum(of.billed or 0 for of in forecasts) or None
+        safe, total = sum(map(safe_hours, forecasts)), sum(of.device_hours for of in forecasts)
+        told = safe_and_planned(safe, total, billed, forecasts[0].billing_unit)
+        print_text(f"all {len(forecasts)} together: {told}")
+    for nodes, each in starts.items():
+        print_text(f"start of a job on {nodes} nodes: {each.in_words()}")
     folders = [run.folder for run in runs.values() if run.folder is not None]
     if folders:
         more = f" and {len(folders) - 1} more, each in its run's folder" if len(folders) > 1 else ""
@@ -148,18 +176,23 @@ def _print(runs: dict[str, _Launched], is_json: bool) -> None:
         print_text("The same command launches the missing runs.")
 
 
+def safe_hours(of: Forecast) -> float:
+    return of.device_hours if of.safe_device_hours is None else of.safe_device_hours
+
+
 def _row(name: str, run: _Launched) -> tuple[object, ...]:
     if run.plan is None:
-        return (name, run.state, "", "", "", "", "")
+        return (name, run.state, "", "", "", "", "", "")
     of, jobs = run.plan.forecast, ", ".join(run.ids) or run.plan.chain_length
     if of is None:
-        return (name, run.state, jobs, run.plan.nodes, "", "", "")
+        return (name, run.state, jobs, run.plan.nodes, "", "", "", "")
     return (
         name,
         run.state,
         jobs,
         run.plan.nodes,
         f"{of.wall_hours:,.1f}",
+        f"{safe_hours(of):,.0f}",
         f"{of.device_hours:,.0f}",
         of.layout,
     )

@@ -1,6 +1,7 @@
 """`kielo status` and `kielo cancel`: a launched run on one screen, and its end."""
 
 import argparse
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from kielo.cli.run_languages import chosen_in, folders_of, print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.ladder import read_ladder
-from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_FILE
+from kielo.launch.launch_folder import PACK_FILE
 from kielo.launch.pack_jobs import pack_status
 from kielo.launch.schedulers import end_jobs
-from kielo.launch.status import Status
+from kielo.launch.status import Status, launches_of
 from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import is_shipped, recipe_choices
@@ -88,16 +89,24 @@ def _pack(folder: Path, is_json: bool) -> None:
     RUN    the run's folder, or a recipe of several languages or variants
     --now  end the running job at once, without a save
 """)
-def cancel(options: argparse.Namespace) -> None:
+def cancel(options: argparse.Namespace) -> int:
+    """Cancel one run, or each launched run of several. Return 1 if one of several fails, else 0."""
     if not _is_of_several(options.run):
-        return _cancel(Path(options.run), options.now)
+        _cancel(Path(options.run), options.now)
+        return 0
     folders = folders_of(options.run, (), recipe_choices(options.run))
-    launched = {choice: folder for choice, folder in folders.items() if (folder / LAUNCH_FOLDER).is_dir()}
+    launched = {choice: folder for choice, folder in folders.items() if launches_of(folder)}
     if not launched:
         raise KieloError(f"{options.run}: none of its {len(folders)} runs was launched")
+    code = 0
     for choice, folder in launched.items():
         print_text(f"{chosen_in(choice)}:")
-        _cancel(folder, options.now)
+        try:
+            _cancel(folder, options.now)
+        except KieloError as error:
+            print_text(str(error), sys.stderr)
+            code = 1
+    return code
 
 
 def _cancel(run: Path, is_now: bool) -> None:

@@ -15,7 +15,7 @@ from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.ideas import TAKES_IDEA, check_nodes, read_idea, with_flags
 from kielo.cli.plan_data import plan_budget
-from kielo.cli.plan_variants import plan_variants
+from kielo.cli.plan_variants import plan_variants, refuse_flags
 from kielo.cli.run_languages import chosen_in, kind_of
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.plan.batch_sizes import batch_sizes, laws_of
@@ -102,6 +102,9 @@ def plan(options: argparse.Namespace) -> int:
     options.sets = [*options.sets, *choices[:1]]
     run, nodes = _run_and_nodes(options)
     if options.batch:
+        refuse_flags(
+            options, ("plot", "failures", "top", "wide", "all"), "--batch lists no layouts", "leave it out"
+        )
         return _plan_batch(run, nodes, options.json)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
@@ -135,9 +138,12 @@ def plan(options: argparse.Namespace) -> int:
         lines.append(tables.assumptions(run, layouts[0], rate is not None))
     else:
         print_table(*tables.best_rows(run, listed, own_costs))
-    explain = f"{_explaining(options).format(layout=layouts[0].name)} --nodes {layouts[0].nodes}"
-    more = "" if is_full else "--wide; "
-    lines.append(f"More: {more}`{explain}` explains a layout and prints its lines for the recipe.")
+    more = [] if is_full else ["--wide"]
+    if options.recipe is not None:  # `explain` takes no idea
+        explain = f"{_explaining(options, layouts[0].name)} --nodes {layouts[0].nodes}"
+        more.append(f"`{explain}` explains a layout and prints its lines for the recipe.")
+    if more:
+        lines.append(f"More: {'; '.join(more)}")
     if rate is not None:
         table, said = tables.failure_table(run, listed)
         print_table(*table)
@@ -153,6 +159,7 @@ def plan(options: argparse.Namespace) -> int:
 def _plan_batch(run: RunToPlan, nodes: list[int], is_json: bool) -> int:
     if len(nodes) != 1:
         raise KieloError("--batch is about one number of nodes. Fix: --nodes 16")
+    is_masked = run.recipe.train.objective == "masked_tokens"
     (both, loss), found = laws_of(run), batch_sizes(run, nodes[0])
     if is_json:
         names = [law.name for law in both]
@@ -169,10 +176,12 @@ def _plan_batch(run: RunToPlan, nodes: list[int], is_json: bool) -> int:
         return 0
     print_table(*tables.batch_rows(run, nodes[0], found, both))
     critical = " and ".join(f"{law.critical / 1e6:,.1f} million by {law.name}" for law in both)
+    of_masked = " This model learns hidden tokens, and both laws are of next tokens." * is_masked
     print_text(
         f"More tokens, for the same loss as steps of {run.phase.tokens_per_step:,}. Critical batch: "
         f"{critical} (at {loss:.2f} nats a token, expected by Chinchilla's law). Both laws are of English "
         "text and of models trained from scratch. A larger batch also needs another learning rate."
+        f"{of_masked}"
     )
     return 0
 
@@ -313,14 +322,13 @@ def _run_and_nodes(options: argparse.Namespace, *choice: str) -> tuple[RunToPlan
     return run, _nodes(options.nodes, run.site)
 
 
-def _explaining(options: argparse.Namespace) -> str:
-    """Return `kielo plan explain` of the same recipe, with {layout} for the name of a layout."""
+def _explaining(options: argparse.Namespace, layout: str) -> str:
+    """Return `kielo plan explain` of a layout of the same recipe."""
     given = {"--cluster": options.cluster, "--machine": options.machine}
     sets = [*options.sets, *([f"model.params={options.params}"] if options.params else [])]
     words = [word for flag, value in given.items() if value for word in (flag, value)]
     words += [word for one in sets for word in ("--set", one)]
-    recipe = shlex.quote(options.recipe) if options.recipe else "RECIPE"
-    return " ".join(["kielo plan explain", recipe, "{layout}", *map(shlex.quote, words)])
+    return shlex.join(["kielo", "plan", "explain", options.recipe, layout, *words])
 
 
 def _nodes(text: str | None, site: Cluster) -> list[int]:

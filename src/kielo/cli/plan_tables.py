@@ -17,6 +17,7 @@ from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
 from kielo.recipe.amounts import format_seconds
+from kielo.recipe.layout_on_nodes import entry_of
 from kielo.recipe.without_effect import layout_in_force
 from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
@@ -27,6 +28,7 @@ _NAME_COLUMNS = 24  # of a layout's name, beside six columns of figures
 _UNEVEN_NAMED = 3  # layouts with uneven numbers of sequences a rank
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, without --all
 _LEAST_SECONDS = 5e-7  # of a part in the table
+_SAFE = "safe hours"  # of devices
 _WORTH_A_WORD = 0.005  # share of the time that another interval of saves gains
 
 
@@ -81,15 +83,21 @@ def engine_note(run: RunToPlan, first: PlannedLayout) -> str:
     return f"{said} Fix: `kielo plan calibrate` with your own runs, which narrows it."
 
 
-def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -> Table:
-    """Return rows of 80 columns: the fastest layouts, and the recipe's own layout, marked by *."""
-    titles = ("nodes", "tokens/s", "GB", "days", *_hour_titles(run), "layout")
+def best_rows(
+    run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed], is_safe: bool = False
+) -> Table:
+    """Return rows of 80 columns: the fastest layouts, and the recipe's own layout, marked by *.
+
+    is_safe: with a column of the safe device-hours, which `hours_rows` has too.
+    """
+    titles = ("nodes", "tokens/s", "GB", "days", *[_SAFE] * is_safe, *_hour_titles(run), "layout")
     rows = [
         (
             planned.nodes,
             f"{planned.tokens_per_second:,.0f}",
             gb_text(planned.peak_bytes),
             f"{cost.days:,.1f}",
+            *[f"{cost.device_hours * planned.safe_share:,.0f}"] * is_safe,
             *_hours(run, cost.device_hours),
             _broken(_marked(planned, own)),
         )
@@ -180,6 +188,15 @@ def _hours(run: RunToPlan, device_hours: float) -> list[str]:
     return [f"{hours:,.0f}" for hours in (device_hours, billed) if hours is not None]
 
 
+def safe_and_planned(safe: float, planned: float, billed: float | None, unit: str) -> str:
+    """Return safe and planned device-hours in words. billed: the bill of the planned hours, in `unit`."""
+    parts = []
+    for title, hours in (("safe", safe), ("planned", planned)):
+        bill = "" if billed is None else f" ({billed * hours / planned:,.0f} {unit})"
+        parts.append(f"{title} {hours:,.0f} device-hours{bill}")
+    return ", ".join(parts)
+
+
 def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
     """Return what the site bills for `device_hours`, in its billing unit, or None if no card says it."""
     per_node_hour = run.site.billed_per_node_hour
@@ -201,7 +218,7 @@ def notes(
     """Return sentences on the recipe's own layout beside the fastest, and on open questions."""
     first = next((planned for planned in listed if planned.layout.tensor > 1), None)
     offer, most = overlap_offer(first) if first else None, run.site.max_nodes_per_job
-    lines = [*_own_notes(listed, own), *_unfitting(own), *_empty(listed, own), *([offer] if offer else [])]
+    lines = [*_own_notes(listed, own), *unfitting(own), *_empty(listed, own), *([offer] if offer else [])]
     if most is not None and max(own) > most:
         limit = f"{run.site.name} allows a job {most} nodes in its usual queue."
         lines.append(f"{limit} More need an agreement with the site.")
@@ -256,7 +273,7 @@ def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | st
     ]
 
 
-def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
+def unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
     """Return the memory that the recipe's own layout lacks on its fullest rank, and the remedies."""
     return [
         f"On {count_text(nodes, 'node')} the recipe's own layout needs {gb_text(planned.need.bytes)} GB"
@@ -276,6 +293,7 @@ def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[st
             "nodes": one.nodes,
             "hours_each": 24 * cost.days,
             "days_in_a_row": many * cost.days,
+            "safe_device_hours": many * cost.device_hours * one.safe_share,
             "device_hours": many * cost.device_hours,
             "billed_hours": billed_hours(one.run, many * cost.device_hours),
         }
@@ -289,12 +307,13 @@ def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
             one["nodes"],
             f"{one['hours_each']:,.1f}",
             f"{one['days_in_a_row']:,.1f}",
+            f"{one['safe_device_hours']:,.0f}",
             *_hours(run, one["device_hours"]),
             _broken(one["name"]),
         )
         for one in of_all["layouts"]
     ]
-    return ("nodes", "hours each", "days in a row", *_hour_titles(run), "layout"), rows
+    return ("nodes", "hours each", "days in a row", _SAFE, *_hour_titles(run), "layout"), rows
 
 
 def failure_table(run: RunToPlan, listed: Sequence[Costed]) -> tuple[Table, list[str]]:
@@ -401,9 +420,16 @@ def plan_json(
 
 
 def layout_toml(planned: PlannedLayout) -> str:
-    """Return the lines of a recipe that choose this layout."""
-    chosen = layout_in_force(with_layout(planned.run.recipe, planned))
+    """Return the lines of a recipe that choose this layout: an entry if it has one for these nodes."""
+    recipe = planned.run.recipe
+    chosen = layout_in_force(with_layout(recipe, planned))
     lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items() if key != "shard"]
+    if entry_of(recipe, planned.nodes) is not None:
+        return (
+            f"# in place of {planned.nodes} in the nodes of another entry\n[[layouts]]\n"
+            f"cluster = {json.dumps(recipe.cluster)}\nnodes = [{planned.nodes}]\n"
+            f"micro_batch_sequences = {planned.micro_batch}\nlayout = {{ {', '.join(lines)} }}"
+        )
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 
 

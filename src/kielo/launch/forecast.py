@@ -59,6 +59,7 @@ def forecast_of(planned: PlannedLayout, wall_hours: float) -> Forecast:
         usable_gigabytes=planned.run.usable_bytes / 1e9,
         wall_hours=its_cost.wall_seconds / 3600,
         device_hours=its_cost.device_hours,
+        safe_device_hours=its_cost.device_hours * planned.safe_share,
         billed=None if billed is None else its_cost.device_hours / site.devices_per_node * billed,
         billing_unit=site.billing_unit,
         jobs=its_cost.jobs,

@@ -107,11 +107,16 @@ def _starts(scheduler: str, jobs: dict[str, str]) -> tuple[dict[str, str], str]:
 
 def newest_launch(run_folder: Path) -> Path:
     """Return the folder of the run's last launch. Raises KieloError if there is none."""
-    above = run_folder / LAUNCH_FOLDER
-    found = sorted(path for path in above.glob("*") if path.name.isdecimal()) if above.is_dir() else []
+    found = launches_of(run_folder)
     if not found:
         raise KieloError(f"{run_folder}: was never launched. Fix: kielo launch RECIPE --dry-run")
     return found[-1].absolute()
+
+
+def launches_of(run_folder: Path) -> list[Path]:
+    """Return the numbered launches of the run. Folders of jobs that pack and of ladders have no number."""
+    above = run_folder / LAUNCH_FOLDER
+    return sorted(path for path in above.glob("*") if path.name.isdecimal()) if above.is_dir() else []
 
 
 def _last_words(logs: Path, job: str) -> tuple[Path, list[str]] | None:

@@ -4,6 +4,8 @@ A remedy is one change of the recipe's keys, or two if no single change is enoug
 higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.
 """
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -12,6 +14,7 @@ from typing import Any
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.errors import KieloError
+from kielo.recipe.layout_on_nodes import on_devices
 from kielo.recipe.sections import RECOMPUTED_PARTS, CompleteModel, Layout, Recipe
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.rules import LAYOUT_RULES, complaints
@@ -55,7 +58,7 @@ _MOST = 3
 _CHEAP = frozenset({"norms", "activations"})  # recomputed without a matrix product
 # Recomputation of whole layers, from the least to the most.
 _OF_LAYERS = (("operators", 1), ("full", 2), ("full", 1))
-_Changes = Mapping[str, str | int]
+_Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Remedy:
 
     def __str__(self) -> str:
         """Return `--set` flags with their gain and cost."""
-        values = {key: f"'\"{one}\"'" if isinstance(one, str) else one for key, one in self.changes.items()}
+        values = {key: shlex.quote(json.dumps(one)) for key, one in self.changes.items()}
         sets = " ".join(
             f"--{'nodes ' if key == 'nodes' else f'set {key}='}{one}" for key, one in values.items()
         )
@@ -107,7 +110,8 @@ def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
     sizes = zip(resolved.identity.phases, placement.phases, strict=True)
     size = max(placed.micro_batch_sequences for phase, placed in sizes if phase.number == run.phase.number)
     nodes = max(1, placement.world_size // run.site.devices_per_node)
-    (planned,) = plan_layouts(run, [(recipe.layout.model_copy(update=axes), nodes, size)], simulate=False)
+    layout = on_devices(recipe, placement.world_size).layout.model_copy(update=axes)
+    (planned,) = plan_layouts(run, [(layout, nodes, size)], simulate=False)
     if planned.device_need.fits:
         return None
     return (
@@ -159,8 +163,31 @@ def _that_fit(planned: PlannedLayout, several: Sequence[_Changes]) -> list[Remed
     now = (planned.layout, planned.nodes, planned.micro_batch)
     (before,) = plan_layouts(planned.run, [now], simulate=False)
     fitting = [(changes, plan) for (changes, _), plan in zip(changed, plans, strict=True) if plan.fits]
-    found = (Remedy(changes, plan, 1 - _speed(plan) / _speed(before)) for changes, plan in fitting)
+    found = (
+        Remedy(_complete(changes, plan), plan, 1 - _speed(plan) / _speed(before)) for changes, plan in fitting
+    )
     return sorted(found, key=lambda remedy: remedy.slower)
+
+
+def _complete(changes: _Changes, planned: PlannedLayout) -> _Changes:
+    """Return `changes` with the other keys of the planned layout, if the recipe would not keep them.
+
+    --set layout.X removes [[layouts]], and other nodes have another entry. `planned` has no given shard.
+    """
+    recipe = planned.run.recipe
+    is_kept = changes.keys() <= {"train.micro_batch_sequences"} or not (recipe.layouts or recipe.layout.shard)
+    if is_kept:
+        return changes
+    now = recipe.layout.model_dump(mode="json")
+    values = planned.layout.model_copy(update={"shard": 0}).model_dump(mode="json")
+    others = {key: value for key, value in values.items() if value != now[key]} or {"tensor": now["tensor"]}
+    size = {"train.micro_batch_sequences": planned.micro_batch}
+    is_size_kept = planned.micro_batch == recipe.train.micro_batch_sequences
+    return {
+        **changes,
+        **{f"layout.{key}": other for key, other in others.items()},
+        **({} if is_size_kept else size),
+    }
 
 
 def _speed(planned: PlannedLayout) -> float:

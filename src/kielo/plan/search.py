@@ -113,6 +113,7 @@ def _on_nodes(run: RunToPlan, forms: _Forms, nodes: int, keep: int, wanted: _Wan
     micro_batches, reason = _micro_batches(run, work, layouts, shard * copies)
     data, micro_batches = shard * copies, np.maximum(1, micro_batches)
     work = replace(work, data=data, shard=shard * work.context, micro_batches=micro_batches)
+    work = _with_longer_rounds(work, layouts)
     refused = found.refused.setdefault(nodes, {})
     for why in sorted(set(reason) - {""}):
         refused[why] = [layouts[number] for number in np.flatnonzero(reason == why)]
@@ -136,7 +137,16 @@ def _on_nodes(run: RunToPlan, forms: _Forms, nodes: int, keep: int, wanted: _Wan
     fastest = np.argsort(seconds, kind="stable")
     best = _best_of_each_kind([layouts[number] for number in runs[fastest]], seconds[fastest], keep)
     planned = plan_layouts(run, [(one.layout, nodes, one.micro_batch) for one in best])
-    found.ranked[nodes] = sorted(planned, key=lambda plan: plan.step_seconds)
+    # Stages of unequal length may need more than `work` says.
+    found.ranked[nodes] = sorted((one for one in planned if one.fits), key=lambda plan: plan.step_seconds)
+
+
+def _with_longer_rounds(work: Workload, layouts: Sequence[Choice]) -> Workload:
+    """Return `work` with the passes that interleaved stages keep in rounds of more passes than ranks."""
+    is_in_rounds = np.array([one.form.pipeline_schedule.startswith(IN_ROUNDS) for one in layouts])
+    a_round = work.micro_batches // np.maximum(1, work.micro_batches // work.pipeline)
+    more = np.where(is_in_rounds & (work.pipeline > 1), (work.chunks - 1) * (a_round - work.pipeline), 0)
+    return replace(work, first_passes=work.first_passes + more, last_passes=work.last_passes + more)
 
 
 def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
@@ -231,7 +241,7 @@ class _Schedules:
 def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
     layouts, is_hybrid, rows, sizes = [], [], [], _MICRO_BATCHES
     usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
-    step = StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2)
+    step = StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=0)  # whole rounds
     for axes in _axes(run, devices, found):
         splits = axes.pipeline > 1 and SCHEDULES[axes.pipeline_schedule].splits_backward
         for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:

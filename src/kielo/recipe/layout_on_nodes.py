@@ -12,9 +12,15 @@ def in_layout(recipe: Recipe, layout: Layout, micro_batch: int | None) -> Recipe
     return recipe.model_copy(update={"layout": layout, "layouts": (), "train": train, "phases": phases})
 
 
+def entry_of(recipe: Recipe, nodes: float) -> LayoutOnNodes | None:
+    """Return the entry of [[layouts]] for this number of nodes of the recipe's cluster."""
+    entries = (entry for entry in recipe.layouts if entry.cluster == recipe.cluster)
+    return next((entry for entry in entries if nodes in entry.nodes), None)
+
+
 def on_nodes(recipe: Recipe, nodes: float) -> Recipe:
     """Return `recipe` with its layout on this number of nodes of its cluster."""
-    if (entry := _entry(recipe, nodes)) is not None:
+    if (entry := entry_of(recipe, nodes)) is not None:
         return in_layout(recipe, entry.layout, entry.micro_batch_sequences)
     return recipe.model_copy(update={"layouts": ()}) if recipe.layouts else recipe
 
@@ -29,15 +35,10 @@ def named_entry(recipe: Recipe, devices: int, message: str) -> str:
     if "layout." not in message or not recipe.layouts:
         return message
     nodes = _nodes_of(recipe, devices)
-    if _entry(recipe, nodes) is None:
+    if entry_of(recipe, nodes) is None:
         return message
     return f"layouts, {nodes:g} nodes of {recipe.cluster}: {message}"
 
 
 def _nodes_of(recipe: Recipe, devices: int) -> float:
     return devices / cluster(recipe.cluster).devices_per_node
-
-
-def _entry(recipe: Recipe, nodes: float) -> LayoutOnNodes | None:
-    entries = (entry for entry in recipe.layouts if entry.cluster == recipe.cluster)
-    return next((entry for entry in entries if nodes in entry.nodes), None)
