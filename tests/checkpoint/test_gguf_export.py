@@ -152,6 +152,16 @@ def test_a_model_that_llama_cpp_computes_otherwise_is_refused(name, tokenizer, t
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("dtype", ["fp32", "q8_0"])
+def test_blocks_of_rows_give_the_same_file(name, dtype, tokenizer, tmp_path, monkeypatch) -> None:
+    config = configured(name) | {"hidden_size": 64, "intermediate_size": 96}
+    whole, _ = exported(config, tokenizer, tmp_path / "whole", dtype)
+    monkeypatch.setattr("kielo.checkpoint.export_tensors.BLOCK_BYTES", 2_000)
+    blocks, _ = exported(config, tokenizer, tmp_path / "blocks", dtype)
+    assert blocks.read_bytes() == whole.read_bytes()
+
+
 @pytest.mark.parametrize(("dtype", "largest"), [("fp16", 65_519), ("q8_0", 65_519 * 127)])
 def test_a_weight_that_would_become_infinite_is_refused(dtype, largest, tokenizer, tmp_path) -> None:
     """The largest that fp16, or an fp16 scale of 127 steps, still rounds to a number is written."""
