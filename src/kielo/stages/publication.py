@@ -164,9 +164,9 @@ def overwritten(publications: Sequence[Publication], endpoint: str | None = None
 
 def refuse_overwriting(target: str, found: _Overwritten) -> None:
     if found:
-        revision, name, what = found[0]
+        revision, name, _ = found[0]
         raise KieloError(
-            f"{target}: {len(found):,} files there would be {what} or deleted, such as {name} of {revision}. "
+            f"{target}: {len(found):,} files would be replaced or deleted, such as {name} of {revision}. "
             "Nothing was sent. Fix: --replace, or another name"
         )
 
