@@ -1,5 +1,6 @@
 """GGUF files of every family beside transformers: llama.cpp's own scores, and the gguf package's reader."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,17 @@ REFUSED = {
     "gpt_neox, in sequence, tied, no biases, linear rope, tanh gelu": "attention_bias = false",
     "modernbert": "no decoder modernbert",
     "modernbert, biases, another order of layers, tanh gelu": "no decoder modernbert",
+    "gemma2, logits without a cap": "no final_logit_softcapping",
+    "gemma2, no window, long": "max_position_embeddings = 4097",
+    "qwen3, llama3 rope": "rope_scaling of type llama3",
+    "qwen2, wide heads": "head_dim = 16",
+}
+CHANGED = {
+    "gemma2, logits without a cap": _GEMMA_SCALE | {"final_logit_softcapping": None},
+    "gemma2, no window, long": _GEMMA_SCALE
+    | {"max_position_embeddings": 4097, "layer_types": ["full_attention"] * 2},
+    "qwen3, llama3 rope": {"rope_scaling": TINY["llama, llama3 rope, tied"]["rope_scaling"]},
+    "qwen2, wide heads": {"use_sliding_window": False, "head_dim": 16},
 }
 
 
@@ -87,9 +99,7 @@ def trained(folder: Path, split: pre_tokenizers.PreTokenizer) -> Path:
     made.train_from_iterator(["Tere, maailm! Tere hommikust, Eesti 12345."] * 20, trainer)
     made.add_tokens([AddedToken("<nimi>", normalized=False)])
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        '{"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}'
-    )
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 
@@ -97,15 +107,19 @@ def configured(name: str) -> dict[str, Any]:
     return TINY.get(name, TINY[name.split(",", maxsplit=1)[0]]) | MODELS[name]
 
 
-def exported(config: dict[str, Any], tokenizer: Path, folder: Path, dtype: str = "fp32"):
-    """(GGUF file, transformers' model) of a tiny model with random weights."""
+def exported(
+    config: dict[str, Any], tokenizer: Path, folder: Path, dtype: str = "fp32", largest: float = 0.0
+):
+    """(GGUF file, transformers' model) of a tiny model with random weights, and one of size `largest`."""
     ours, theirs = pair(config | {"vocab_size": ROWS}, folder / "theirs")
+    if largest:
+        ours.state_dict()["layers.1.mlp.gate.weight"][3, 5] = -largest
     checkpointer = Checkpointer(folder / "checkpoints")
     checkpointer.save(1, {f"model/{key}": value for key, value in ours.state_dict().items()}, {})
     checkpoint = checkpointer.settle()
-    options = ExportOptions(dtype, is_gguf=True)
+    options = ExportOptions(dtype, is_gguf=True, about={"name": "tiny", "languages": ["et"]})
     wanted = wanted_export(checkpoint, folder / "out", ours.config, tokenizer, options)
-    export_gguf(wanted, {"name": "tiny", "languages": ["et"]})
+    export_gguf(wanted)
     (file,) = (folder / "out").glob("*.gguf")
     return file, theirs
 
@@ -132,9 +146,33 @@ def test_llama_cpp_gives_the_scores_of_transformers(name, tokenizer, tmp_path) -
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_llama_cpp_computes_otherwise_is_refused(name, tokenizer, tmp_path) -> None:
+    config = TINY.get(name, TINY[name.split(",", maxsplit=1)[0]]) | CHANGED.get(name, {})
     with pytest.raises(KieloError, match=f"^--format gguf: llama.cpp.*{REFUSED[name]}"):
-        exported(TINY[name], tokenizer, tmp_path)
+        exported(config, tokenizer, tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("dtype", ["fp32", "q8_0"])
+def test_blocks_of_rows_give_the_same_file(name, dtype, tokenizer, tmp_path, monkeypatch) -> None:
+    config = configured(name) | {"hidden_size": 64, "intermediate_size": 96}
+    whole, _ = exported(config, tokenizer, tmp_path / "whole", dtype)
+    monkeypatch.setattr("kielo.checkpoint.export_tensors.BLOCK_BYTES", 2_000)
+    blocks, _ = exported(config, tokenizer, tmp_path / "blocks", dtype)
+    assert blocks.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("fp16", 65_519), ("q8_0", 65_519 * 127)])
+def test_a_weight_that_would_become_infinite_is_refused(dtype, largest, tokenizer, tmp_path) -> None:
+    """The largest that fp16, or an fp16 scale of 127 steps, still rounds to a number is written."""
+    config = configured("llama") | {"hidden_size": 64, "intermediate_size": 96}
+    file, _ = exported(config, tokenizer, tmp_path / "fits", dtype, largest)
+    (tensor,) = (one for one in gguf.GGUFReader(file).tensors if one.name == "blk.1.ffn_gate.weight")
+    found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    assert np.isfinite(found).all() and found[3, 5] == pytest.approx(-largest, rel=1e-3)
+    with pytest.raises(KieloError, match=r"gate.weight has a weight of .* Fix: --dtype bf16"):
+        exported(config, tokenizer, tmp_path / "too_large", dtype, largest * 1.001)
+    assert not list((tmp_path / "too_large").glob("*out*"))
 
 
 def test_the_file_has_the_weights_and_the_vocabulary(tokenizer, tmp_path) -> None:
@@ -184,8 +222,8 @@ _NEMO = (
 )
 
 
-def _content(pattern: str | None, **model: Any) -> dict[str, Any]:
-    last = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": pattern is None}
+def _content(pattern: str | None, use_regex: bool = False, **model: Any) -> dict[str, Any]:
+    last = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex or pattern is None}
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     split = last if pattern is None else {"type": "Sequence", "pretokenizers": [cut, last]}
     return {"normalizer": None, "pre_tokenizer": split, "model": {"type": "BPE"} | model}
@@ -214,6 +252,7 @@ def test_published_splits_have_llama_cpp_s_names(name, content) -> None:
             _content(None) | {"normalizer": {"type": "NFC"}},
             "has a normalizer, which llama.cpp does not apply",
         ),
+        (_content(_LLAMA3, use_regex=True), "has no name for its split of words"),
         (_content(None, byte_fallback=True), "not byte-level BPE"),
         (_content(None) | {"model": {"type": "Unigram"}}, "a Unigram vocabulary"),
     ],
@@ -230,7 +269,49 @@ def test_other_ids_refuse_the_export(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("kielo.checkpoint.gguf_vocabulary.split_name", lambda *_: "qwen2")
     with pytest.raises(KieloError, match=r"llama.cpp gives other ids than the model is trained on: '"):
         exported(configured("llama"), tokenizer, tmp_path)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*out*"))
+    # Written without llama.cpp, and compared once it is there.
+    monkeypatch.setattr("kielo.checkpoint.llama_cpp.program", lambda: None)
+    exported(configured("llama"), tokenizer, tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr("kielo.checkpoint.gguf_vocabulary.split_name", lambda *_: "qwen2")
+    with pytest.raises(KieloError, match=r"llama.cpp gives other ids than the model is trained on: '"):
+        export_gguf(_same(tokenizer, tmp_path))
+
+
+def _same(tokenizer: Path, folder: Path, **about: Any):
+    (checkpoint,) = (folder / "checkpoints").glob("step_*")
+    model = pair(configured("llama") | {"vocab_size": ROWS}, folder / "theirs again")[0].config
+    options = ExportOptions("fp32", is_gguf=True, about={"name": "tiny", "languages": ["et"]} | about)
+    return wanted_export(checkpoint, folder / "out", model, tokenizer, options)
+
+
+@needs_llama_cpp
+def test_a_file_written_without_llama_cpp_is_compared_later(tokenizer, tmp_path, monkeypatch) -> None:
+    on_disk: list[Path] = []
+    monkeypatch.setattr("kielo.checkpoint.gguf_export.bring_to_disk", on_disk.append)
+    monkeypatch.setattr("kielo.checkpoint.llama_cpp.program", lambda: None)
+    file, _ = exported(configured("llama"), tokenizer, tmp_path)
+    assert [path.name for path in on_disk] == [file.name]
+    before = file.stat().st_mtime_ns
+    assert json.loads((file.parent / "gguf.json").read_text())["ids"]["documents"] == 0
+    monkeypatch.undo()
+    assert export_gguf(_same(tokenizer, tmp_path)).documents > 5
+    proof = json.loads((file.parent / "gguf.json").read_text())["ids"]
+    assert proof["documents"] > 5 and proof["program"].startswith("cyllama")
+    assert file.stat().st_mtime_ns == before
+    assert export_gguf(_same(tokenizer, tmp_path)) is None
+    assert not _same(tokenizer, tmp_path, license="mit").stage.is_done()
+
+
+def test_a_failed_write_leaves_no_part_of_the_file(tokenizer, tmp_path, monkeypatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    with pytest.raises(KieloError, match="disk full"):
+        exported(configured("llama"), tokenizer, tmp_path)
+    assert not list(tmp_path.rglob("*.gguf"))
 
 
 @needs_llama_cpp

@@ -79,12 +79,56 @@ def test_checkpoints_are_revisions(run, hub, capsys) -> None:
     assert set(there) == {"main", name}
     exported = (run / "revisions" / name / "model.safetensors").read_bytes()
     assert there[name]["model.safetensors"] == exported != there["main"]["model.safetensors"]
+    manifest = json.loads((run / "revisions" / name / "manifest.json").read_text())
+    wanted = {*manifest["files"], "README.md"}
+    assert set(there[name]) == wanted < set(there["main"])  # without main's certificates
     for wrong, reason in (
         ("7777", "has no checkpoint of step 7777. Fix: one of"),
         ("first", "give all, or steps"),
     ):
         assert main(["publish", str(run), "team/model", *flags, wrong]) == 1
         assert reason in capsys.readouterr().err
+
+
+def test_files_of_an_earlier_publication_are_named_and_only_replaced_as_asked(run, hub, capsys) -> None:
+    """transformers loads an old model.safetensors before new shards."""
+    old = ("model-00001-of-00001.safetensors", "old.safetensors.index.json", "old.gguf", "verify/old.json")
+    files = dict.fromkeys((*old, "README.md", "notes.txt", ".gitattributes"), b"old")
+    hub.repositories["team/model"] = {"main": dict(files)}
+    command = ["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert all(f"main\t{name}\tdeleted" in said.out for name in old)
+    assert "main\tREADME.md\treplaced" in said.out and "notes.txt" not in said.out
+    assert "Nothing was sent. Fix: --replace" in said.err
+    assert hub.repositories["team/model"]["main"] == files
+    hub.asked.clear()
+    assert main([*command, "--replace"]) == 0
+    there = hub.repositories["team/model"]["main"]
+    assert there["README.md"] == (run / "hf" / "README.md").read_bytes() and not set(old) & set(there)
+    assert there["notes.txt"] == there[".gitattributes"] == b"old"
+    del there["config.json"]
+    there["pytorch_model.bin"] = b"old"
+    assert main([*command, "--replace"]) == 0
+    assert "main: Add config.json and Delete pytorch_model.bin" in capsys.readouterr().out
+    assert main([*command[:2], "./folder", "--yes", "--replace"]) == 1
+    assert "--replace: files of a folder are never replaced" in capsys.readouterr().err
+
+
+def test_a_gguf_file_of_another_checkpoint_is_refused(run, hub, tmp_path, capsys) -> None:
+    command = ["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]
+    steps = sorted((run / "train" / "checkpoints").glob("step_*"))
+    for step in (steps[-1], steps[0]):
+        to = tmp_path / step.name
+        assert main(["export", str(step), "--to", str(to), "--format", "gguf"]) == 0
+        (to / "README.md").write_text("of the GGUF folder")
+    capsys.readouterr()
+    assert main([*command, "--gguf", str(tmp_path / steps[0].name)]) == 1
+    assert "is an export of another checkpoint than" in capsys.readouterr().err and not hub.repositories
+    assert main([*command, "--gguf", str(tmp_path / steps[-1].name)]) == 0
+    there = hub.repositories["team/model"]["main"]
+    assert there["README.md"] == (run / "hf" / "README.md").read_bytes()
+    assert f"{steps[-1].name}.F32.gguf" in there
 
 
 def test_a_folder_gets_the_files_and_keeps_others(run, tmp_path, capsys) -> None:
@@ -100,6 +144,28 @@ def test_a_folder_gets_the_files_and_keeps_others(run, tmp_path, capsys) -> None
     assert main(["publish", str(run), str(to), "--yes"]) == 1
     assert "config.json: is there already, with other content" in capsys.readouterr().err
     assert (to / "config.json").read_text() == "{}"
+    shutil.copy(run / "hf" / "config.json", to)
+    (to / "old.safetensors").write_bytes(b"old")
+    assert main(["publish", str(run), str(to), "--yes"]) == 1
+    assert "old.safetensors: is of another export" in capsys.readouterr().err
+
+
+def test_a_copy_overwrites_nothing_that_appears_meanwhile(run, tmp_path, capsys, monkeypatch) -> None:
+    to = tmp_path / "shared"
+    to.mkdir()
+    (to / "config.json.partial").write_text("a person's")
+    copy = shutil.copyfile
+
+    def meanwhile(source: Path, aside: Path) -> None:
+        copy(source, aside)
+        if source.name == "config.json":
+            (to / "config.json").write_text("a person's")
+
+    monkeypatch.setattr("kielo.stages.publication.shutil.copyfile", meanwhile)
+    assert main(["publish", str(run), str(to), "--yes"]) == 1
+    assert "config.json: appeared during the copy, and stays" in capsys.readouterr().err
+    assert (to / "config.json").read_text() == (to / "config.json.partial").read_text() == "a person's"
+    assert not list(to.rglob("*kielo-partial"))
 
 
 @pytest.mark.parametrize(
@@ -138,5 +204,7 @@ def test_refusals_of_the_server_are_named(run, hub, capsys) -> None:
         assert reason in capsys.readouterr().err
     hub.server.shutdown()
     hub.server.server_close()
-    assert main(["publish", str(run), "team/model", "--endpoint", hub.address, "--yes"]) == 1
-    assert "cannot be reached" in capsys.readouterr().err
+    address = hub.address.replace("://", "://mari:secret@")
+    assert main(["publish", str(run), "team/model", "--endpoint", address, "--yes"]) == 1
+    said = capsys.readouterr()
+    assert f"{hub.address} cannot be reached" in said.err and "secret" not in said.err + said.out

@@ -44,7 +44,7 @@ class Uploads:
         content = json.dumps(told).encode()
         request.send_response(status)
         if status == 404:
-            request.send_header("X-Error-Code", "RevisionNotFound")
+            request.send_header("X-Error-Code", told.get("code", "RevisionNotFound"))
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
@@ -69,11 +69,15 @@ class Uploads:
                 "transfer": "basic",
                 "objects": [self._place(one) for one in json.loads(body)["objects"]],
             }
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)/?([^/]*)/?", path)
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(\w+)/?([^/]*)/?)?", path)
         if found is None:
             return 404, {"error": f"this stand-in has no {command} {path}"}
         name, what, revision = found.groups()
+        if name not in self.repositories:
+            return 404, {"error": "no such repository", "code": "RepoNotFound"}
         revisions = self.repositories[name]
+        if what is None:
+            return 200, {"id": name}
         if what == "branch":
             revisions[revision] = dict(revisions["main"])
             return 200, {}
@@ -94,6 +98,8 @@ class Uploads:
             value = entry["value"]
             if entry["key"] == "file":
                 revisions[revision][value["path"]] = b64decode(value["content"])
+            elif entry["key"] == "deletedFile":
+                del revisions[revision][value["path"]]
             elif entry["key"] == "lfsFile":
                 revisions[revision][value["path"]] = self.objects[value["oid"]]
         return 200, {

@@ -138,6 +138,12 @@ def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> Non
     tokens = torch.arange(32)[None]
     assert torch.equal(contender.logits(tokens, None), same.logits(same(tokens, None)))
     assert not contender.module.training and contender.sequence_length == 32
+    for kernel in ("flex", "bias"):  # on a GPU that FlexAttention does not run on, as in training
+        layout = resolved.placement.layout.model_copy(update={"alibi_kernel": kernel})
+        placed = resolved.placement.model_copy(update={"layout": layout})
+        again = resolved.model_copy(update={"placement": placed})
+        there = load_checkpoint(checkpoint, again, run_folder / "tokenizer")
+        assert there.module.make_masks.makes_blocks(torch.device("meta")) == (kernel == "flex")
     assert contender.start_id == contender.end_of_text_id == resolved.placement.end_of_text_id
     shard = TokenShard(run_folder / "tokens" / "heldout")
     stream = contender.encode_documents(heldout_texts(run_folder))

@@ -114,9 +114,25 @@ def test_one_rank_divides_nothing_and_bf16_has_a_reduction_of_its_own(wrapped) -
                          "set_custom_reduce_scatter"][: 3 * (size > 1)]  # fmt: skip
 
 
+class GatheredHead(Told):
+    """A head as FSDP2 wraps it, whose gather has begun or not."""
+
+    def __init__(self, is_begun: bool) -> None:
+        super().__init__()
+        group = SimpleNamespace(_all_gather_result=object() if is_begun else None)
+        self._get_fsdp_state = lambda: SimpleNamespace(_fsdp_param_group=group)
+
+
 @pytest.mark.parametrize("was_training", [True, False])
-def test_an_evaluation_leaves_the_model_sharded_and_as_it_was(was_training: bool, wrapped) -> None:
-    """Also where it fails."""
+def test_an_evaluation_leaves_the_model_sharded_and_as_it_was(was_training, wrapped, monkeypatch) -> None:
+    """Also if it fails: a gather that the head has begun is finished, and none begins on one rank alone."""
+    monkeypatch.setattr(fsdp, "Head", GatheredHead)
+    for is_begun in (True, False):
+        model = Model().train(was_training)
+        model.head = GatheredHead(is_begun)
+        with pytest.raises(ValueError, match="odd"), forward_only(model):
+            raise ValueError("odd")
+        assert model.head.told == [("unshard",)] * is_begun + [("reshard",)]
     model = Model().train(was_training)
     with pytest.raises(ValueError, match="odd"), forward_only(model):
         assert not model.training and not torch.is_grad_enabled() and model.told == []

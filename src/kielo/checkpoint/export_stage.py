@@ -1,9 +1,9 @@
 """An export to a Hugging Face folder as a stage: its inputs, and whether it is done; torch-free."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
@@ -28,6 +28,8 @@ class ExportOptions:
     max_shard_bytes: int = 5_000_000_000
     is_replacing: bool = True  # replace another export
     is_gguf: bool = False
+    # Of a GGUF file: "name", and "license" and "languages" if they are known.
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def wanted_export(
         "max_shard_bytes": options.max_shard_bytes,
         "model": model.model_dump(mode="json"),
     }
+    if options.is_gguf:
+        section["about"] = dict(options.about)
     kind = (GGUF_KIND, GGUF_VERSION) if options.is_gguf else (KIND, VERSION)
     stage = ResumableStage(to, *kind, inputs, section)
     return WantedExport(checkpoint, index, model, tokenizer_folder, options, dtype, stage)

@@ -6,8 +6,9 @@ and queries, keys and values one after the other.
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kielo.artifact.checkpoint_folder import run_around
-from kielo.artifact.manifest import hash_file
+from kielo.artifact.durable import DurableFile, bring_to_disk
+from kielo.artifact.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    finished_manifest,
+    hash_file,
+    write_json_atomically,
+)
 from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
+from kielo.checkpoint import llama_cpp
 from kielo.checkpoint.auto_tokenizer import ODD_TEXTS, json_bytes
 from kielo.checkpoint.export_stage import IdsProof, WantedExport, published
-from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, NotFiniteError, file_tensors
+from kielo.checkpoint.export_tensors import (
+    CheckpointRows,
+    FileTensor,
+    NotFiniteError,
+    file_tensors,
+    row_blocks,
+    row_boxes,
+)
 from kielo.checkpoint.gguf_vocabulary import Vocabulary, compare_ids, read_vocabulary
 from kielo.checkpoint.read_checkpoint import verify
 from kielo.dataset.query import packed_sample
@@ -31,7 +47,7 @@ from kielo.models import families
 from kielo.models.family_tables import layer_types
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
-from kielo.tokenizer.load import load_tokenizer
+from kielo.tokenizer.load import TextTokenizer, load_tokenizer
 
 _F32 = gguf.LlamaFileType.ALL_F32
 # Value of --dtype → the kind of matrices, and the file's. Vectors, norms and position tables are fp32.
@@ -41,7 +57,15 @@ FILE_KINDS = {
     "bf16": (Kind.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
+# Kind → the dtype of its numbers or scales, steps of a scale, the value of --dtype for larger numbers.
+_ENDS = {
+    Kind.F16: (torch.float16, 1, "bf16"),
+    Kind.Q8_0: (torch.float16, 127, "bf16"),
+    Kind.BF16: (torch.bfloat16, 1, "fp32"),
+}
 _KINDS = (".weight", ".bias")
+# Tokens of the window that llama.cpp gives every second layer of a gemma2, if the file names none.
+_GEMMA2_WINDOW = 4096
 CERTIFICATE, MODELFILE = "gguf.json", "Modelfile"
 
 
@@ -57,6 +81,7 @@ class _Family(NamedTuple):
     has_bias: tuple[bool, ...] = (False,)  # values of attention_bias that it can have
     activations: tuple[str, ...] = ("silu",)
     is_tied: bool | None = None  # None: both
+    is_by_row: bool = False  # the change of a row needs no other row
 
 
 def _pairs_together(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
@@ -89,14 +114,14 @@ def _untransposed(name: str, tensor: Tensor, model: CompleteModel) -> Tensor:
 
 _LLAMA = _Family("llama", _pairs_together, has_bias=(False, True))
 _TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-_GEMMA = _Family("gemma3", _plus_one, full_every=6, activations=_TANH)
+_GEMMA = _Family("gemma3", _plus_one, full_every=6, activations=_TANH, is_by_row=True)
 _FAMILIES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": _Family("qwen2", has_bias=(True,)),
-    "qwen3": _Family("qwen3"),
-    "olmo2": _Family("olmo2"),
-    "olmo3": _Family("olmo2", full_every=4),
+    "qwen2": _Family("qwen2", has_bias=(True,), is_by_row=True),
+    "qwen3": _Family("qwen3", is_by_row=True),
+    "olmo2": _Family("olmo2", is_by_row=True),
+    "olmo3": _Family("olmo2", full_every=4, is_by_row=True),
     "gemma2": _GEMMA._replace(architecture="gemma2", full_every=2, is_tied=True),
     "gemma3_text": _GEMMA,
     "gpt2": _Family("gpt2", _untransposed, has_bias=(True,), activations=_TANH),
@@ -105,13 +130,12 @@ _FAMILIES = {
 }
 
 
-def export_gguf(wanted: WantedExport, about: dict[str, Any]) -> IdsProof | None:
+def export_gguf(wanted: WantedExport) -> IdsProof | None:
     """Write the model of a checkpoint as a folder with a GGUF file, whole or not at all.
 
     The folder has a Modelfile for Ollama, and gguf.json, which says how ids were compared. Return that
-    comparison, or None if the folder is this export already. about: "name", and "license" and
-    "languages" if they are known. Raise KieloError for a model or a tokenizer that llama.cpp does not have,
-    for other ids than Kielo's, and for a full disk.
+    comparison, or None if the folder is this export already, with a comparison. Raise KieloError for a model
+    or a tokenizer that llama.cpp does not have, for other ids than Kielo's, and for a full disk.
     """
     refuse_model(wanted.model)
     if wanted.tokenizer_folder is None:
@@ -120,33 +144,62 @@ def export_gguf(wanted: WantedExport, about: dict[str, Any]) -> IdsProof | None:
     vocabulary = read_vocabulary(tokenizer, wanted.model.vocab_size)
     proof: list[IdsProof] = []
 
-    def write(stage: ResumableStage) -> None:
+    def write_files(stage: ResumableStage) -> None:
         stage.begin()
         name = f"{stage.folder.name}.{FILE_KINDS[wanted.dtype][0].name}.gguf"
-        try:
-            tensors, size = _write_file(stage, name, wanted, vocabulary, about)
-        except NotFiniteError:
-            stage.discard()
-            raise
-        run = run_around(wanted.checkpoint)
-        texts = [
-            (one.place, one.text) for one in ([] if run is None else packed_sample(run)) if not one.messages
-        ]
-        texts += [(repr(text), text) for text in ODD_TEXTS]
-        proof.append(compare_ids(stage.new / name, tokenizer, texts))
-        if proof[0].difference:
-            stage.discard()
-            raise KieloError(
-                f"{wanted.tokenizer_folder}: llama.cpp gives other ids than the model is trained on: "
-                f"{proof[0].difference}. Nothing was written. Fix: export without --format gguf"
-            )
+        tensors, size = _write_file(stage, name, wanted, vocabulary)
+        proof.append(_proven(stage.new / name, wanted, tokenizer))
         stage.add(name, _hashed(stage.new / name))
         stage.write(MODELFILE, _modelfile(name, vocabulary, wanted.model).encode())
-        stage.write(CERTIFICATE, json_bytes({"split": vocabulary.split, "ids": proof[0]._asdict()}))
+        stage.write(CERTIFICATE, _certificate(vocabulary, proof[0]))
         stage.finish({"tensors": tensors, "tensor_bytes": size, "step": wanted.index.step})
 
+    def write(stage: ResumableStage) -> None:
+        try:
+            write_files(stage)
+        except KieloError:
+            stage.discard()
+            raise
+
+    if wanted.stage.is_done() and _lacks_proof(wanted.stage.folder):
+        (file,) = wanted.stage.folder.glob("*.gguf")
+        proof.append(_proven(file, wanted, tokenizer))
+        _replace_certificate(wanted.stage.folder, _certificate(vocabulary, proof[0]))
     published(wanted, write)
     return proof[0] if proof else None
+
+
+def _proven(file: Path, wanted: WantedExport, tokenizer: TextTokenizer) -> IdsProof:
+    run = run_around(wanted.checkpoint)
+    texts = [(one.place, one.text) for one in ([] if run is None else packed_sample(run)) if not one.messages]
+    proof = compare_ids(file, tokenizer, texts + [(repr(text), text) for text in ODD_TEXTS])
+    if proof.difference:
+        raise KieloError(
+            f"{wanted.tokenizer_folder}: llama.cpp gives other ids than the model is trained on: "
+            f"{proof.difference}. Nothing was written. Fix: export without --format gguf"
+        )
+    return proof
+
+
+def _certificate(vocabulary: Vocabulary, proof: IdsProof) -> bytes:
+    return json_bytes({"split": vocabulary.split, "ids": proof._asdict()})
+
+
+def _lacks_proof(folder: Path) -> bool:
+    """Return True if llama.cpp is here now, and was not when the finished export was written."""
+    before = json.loads((folder / CERTIFICATE).read_bytes())
+    return before["ids"]["program"] is None and llama_cpp.program() is not None
+
+
+def _replace_certificate(folder: Path, content: bytes) -> None:
+    manifest = finished_manifest(folder)
+    with DurableFile(folder / CERTIFICATE) as file:
+        file.write(content)
+    record = _hashed(folder / CERTIFICATE)
+    sha256 = manifest.counts["sha256"] | {CERTIFICATE: record.sha256}
+    files = {**manifest.files, CERTIFICATE: FileRecord(bytes=record.bytes, xxh3_128=record.xxh3_128)}
+    changed = manifest.model_copy(update={"files": files, "counts": manifest.counts | {"sha256": sha256}})
+    write_json_atomically(folder / MANIFEST_NAME, changed.content())
 
 
 def refuse_model(model: CompleteModel) -> None:
@@ -179,10 +232,15 @@ def refuse_model(model: CompleteModel) -> None:
         f"hidden_act = {model.hidden_act}": model.hidden_act not in family.activations,
         f"tie_word_embeddings = {str(model.tie_word_embeddings).lower()}": family.is_tied
         == (not model.tie_word_embeddings),
-        f"rope_scaling of type {scaling}": scaling not in _SCALINGS,
+        f"rope_scaling of type {scaling}": scaling not in _SCALINGS
+        or (scaling == "llama3" and family.architecture != "llama"),
         f"query_pre_attn_scalar = {width:g}": is_gemma and width != _gemma_scale(family.architecture, model),
         "no attn_logit_softcapping": model.model_type == "gemma2" and model.attn_logit_softcapping is None,
-        f"head_dim = {model.head_dim}": family.architecture == "olmo2"
+        "no final_logit_softcapping": model.model_type == "gemma2" and model.final_logit_softcapping is None,
+        f"max_position_embeddings = {model.max_position_embeddings}": model.model_type == "gemma2"
+        and window is None
+        and model.max_position_embeddings > _GEMMA2_WINDOW,
+        f"head_dim = {model.head_dim}": family.architecture in ("olmo2", "qwen2")
         and model.head_dim * model.num_attention_heads != model.hidden_size,
     }
     for what, is_so in complaints.items():
@@ -200,7 +258,7 @@ def _gemma_scale(architecture: str, model: CompleteModel) -> int:
 
 
 def _write_file(
-    stage: ResumableStage, name: str, wanted: WantedExport, vocabulary: Vocabulary, about: dict[str, Any]
+    stage: ResumableStage, name: str, wanted: WantedExport, vocabulary: Vocabulary
 ) -> tuple[int, int]:
     model, index = wanted.model, wanted.index
     family = _FAMILIES[model.model_type]
@@ -209,7 +267,7 @@ def _write_file(
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     theirs = gguf.get_tensor_name_map(architecture, model.num_hidden_layers)
     writer = gguf.GGUFWriter(stage.new / name, family.architecture)
-    _add_settings(writer, model, family, about)
+    _add_settings(writer, model, family, wanted.options.about)
     writer.add_file_type(FILE_KINDS[wanted.dtype][1])
     _add_vocabulary(writer, vocabulary)
     rows, entries = CheckpointRows(wanted.checkpoint, index), list[tuple[str, FileTensor | Tensor]]()
@@ -240,21 +298,51 @@ def _write_file(
         writer.add_tensor_info(entry, stored, np.dtype(dtype), size, raw_dtype=kind)
         total += size
     stage.expect(total)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    with tqdm(total=total, desc="exporting", unit="B", unit_scale=True, disable=None) as bar:
-        for (_, of), kind in zip(entries, kinds, strict=True):
-            data = of if isinstance(of, Tensor) else family.change(of.name, _read(rows, of), model)
-            values = gguf.quants.quantize(data.contiguous().numpy(), kind)
-            writer.write_tensor_data(values)
-            bar.update(values.nbytes)
-    writer.close()
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        with tqdm(total=total, desc="exporting", unit="B", unit_scale=True, disable=None) as bar:
+            for (entry, of), kind in zip(entries, kinds, strict=True):
+                blocks = [_quantized(entry, block, kind) for block in _blocks(rows, of, family, model)]
+                values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+                writer.write_tensor_data(values)
+                bar.update(values.nbytes)
+        writer.close()
+    except BaseException:
+        writer.close()
+        (stage.new / name).unlink(missing_ok=True)
+        raise
     return len(entries), total
 
 
-def _read(rows: CheckpointRows, tensor: FileTensor) -> Tensor:
-    return rows.read(tensor, slice(0, tensor.shape[0]))
+def _blocks(
+    rows: CheckpointRows, of: FileTensor | Tensor, family: _Family, model: CompleteModel
+) -> Iterator[Tensor]:
+    """Yield a tensor as llama.cpp has it, by blocks of rows. If rows change places, read all."""
+    if isinstance(of, FileTensor) and family.is_by_row:
+        for part in row_blocks(of):
+            yield family.change(of.name, rows.read(of, part), model)
+        return
+    whole = of
+    if isinstance(whole, FileTensor):
+        whole = family.change(whole.name, rows.read(whole, slice(0, whole.shape[0])), model)
+    for box in row_boxes(whole.shape):
+        yield whole[box].contiguous()
+
+
+def _quantized(entry: str, block: Tensor, kind: Kind) -> np.ndarray:
+    """Return a block's bytes in a GGUF file. Raise NotFiniteError if a number would become infinite."""
+    if kind in _ENDS:
+        dtype, steps, fix = _ENDS[kind]
+        if (largest := block.abs().max() / steps).to(dtype).isinf():
+            raise NotFiniteError(
+                f"{entry} has a weight of magnitude {largest.item() * steps:,.0f}, and {kind.name} ends at "
+                f"{torch.finfo(dtype).max * steps:,.0f}. Fix: --dtype {fix}"
+            )
+    if kind is Kind.BF16:  # gguf's own takes twelve bytes for each number
+        return block.bfloat16().view(torch.uint8).numpy()
+    return gguf.quants.quantize(block.numpy(), kind)
 
 
 def _shape(of: FileTensor | Tensor, family: _Family, model: CompleteModel) -> tuple[int, ...]:
@@ -278,7 +366,7 @@ _SCALINGS = {
 
 
 def _add_settings(
-    writer: gguf.GGUFWriter, model: CompleteModel, family: _Family, about: dict[str, Any]
+    writer: gguf.GGUFWriter, model: CompleteModel, family: _Family, about: Mapping[str, Any]
 ) -> None:
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(about["name"])
@@ -357,6 +445,7 @@ def _modelfile(name: str, vocabulary: Vocabulary, model: CompleteModel) -> str:
 
 
 def _hashed(path: Path) -> FinishedFile:
+    bring_to_disk(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return FinishedFile(bytes=path.stat().st_size, xxh3_128=hash_file(path), sha256=sha256)

@@ -18,7 +18,7 @@ from kielo.checkpoint.export_stage import IdsProof
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.chat_template import end_of_answers, template_of
 from kielo.tokenizer.control_tokens import read_object
-from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, encode, role_id
+from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, encode, end_of_text_id, role_id
 
 _SHORT_FORMS, _WIDE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 _NARROW = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
@@ -85,7 +85,8 @@ def read_vocabulary(tokenizer: TextTokenizer, rows: int) -> Vocabulary:
         else gguf.TokenType.NORMAL
         for number in range(rows)
     ]
-    roles = {role: role_id(tokenizer, f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
+    roles = {role: role_id(tokenizer, f"{role}_token") for role in ("bos", "pad", "unk")}
+    roles["eos"] = end_of_text_id(tokenizer)  # llama.cpp's default is 11
     roles["eot"] = end_of_answers(tokenizer)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
     begins = tokenizer.whole.encode("a", add_special_tokens=True).ids[:1]
@@ -125,8 +126,7 @@ def split_name(content: JsonTable, path: Path) -> str:
     ]
     if unread:
         raise KieloError(f"{path}: has {' and '.join(unread)}, which llama.cpp does not apply. {fix}")
-    own = _SPLITS["gpt-2"][0]
-    patterns = [own] if last.get("use_regex", True) and not cuts else [_pattern(part) for part in cuts]
+    patterns = [_pattern(part) for part in cuts] + [_SPLITS["gpt-2"][0]] * last.get("use_regex", True)
     whole_words = bool(model.get("ignore_merges"))
     for name, (pattern, is_whole) in _SPLITS.items():
         if patterns == [pattern] and whole_words == is_whole:

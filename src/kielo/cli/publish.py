@@ -8,7 +8,13 @@ from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.stages.publication import is_folder, publication_of, revisions_of
+from kielo.stages.publication import (
+    is_folder,
+    overwritten,
+    publication_of,
+    refuse_overwriting,
+    revisions_of,
+)
 from kielo.stages.publication import publish as send
 
 
@@ -21,12 +27,15 @@ from kielo.stages.publication import publish as send
     --gguf DIR         also the file of this folder, made by `kielo export RUN --to DIR --format gguf`
     --revisions STEPS  also checkpoints, each as a revision step_N: all, or steps as 1000,2000
     --public           make a new repository public; default: private
+    --replace          replace files of the repository, and delete older weights and certificates there
     --endpoint URL     a server with the hub's interface; default: HF_ENDPOINT, else huggingface.co
     --yes              do not ask
     --json             print the files and the address as JSON
 """)
 def publish(options: argparse.Namespace) -> None:
     run = Path(options.run)
+    if options.replace and is_folder(options.target):
+        raise KieloError("--replace: files of a folder are never replaced. Fix: a new folder")
     if not (run / "hf").is_dir():
         raise KieloError(f"{run}: no run folder with an export (hf). Fix: kielo run RECIPE --to export")
     gguf = None if options.gguf is None else Path(options.gguf)
@@ -47,15 +56,21 @@ def publish(options: argparse.Namespace) -> None:
         where = f"{options.target} (PUBLIC)" if options.public else where
         total = sum(one.bytes for one in publications)
         print_text(f"{len(rows):,} files, {total / 1e6:,.1f} MB, to {where}")
+        found = overwritten(publications, options.endpoint)
+        if found:
+            print_table(("revision", "file there", "is"), found)
+        if not options.replace:
+            refuse_overwriting(options.target, found)
         if not options.yes:
             _ask()
-        address = send(publications, options.public, options.endpoint, print_text)
+        address = send(publications, options.public, options.endpoint, print_text, options.replace)
     if options.json:
         print_json(
             {
                 "address": address,
                 "files": [{"revision": one, "file": name} for one, name, _ in rows],
                 "bytes": total,
+                "overwritten": [{"revision": one, "file": name, "is": what} for one, name, what in found],
             }
         )
         return

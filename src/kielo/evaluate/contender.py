@@ -121,6 +121,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
     with torch.device("meta"):
         model = families.build_model(config)
     model.restarts_positions = bool(resolved.identity.dataset.restart_positions)
+    model.make_masks.is_dense = resolved.placement.layout.alibi_kernel == "bias"
     names = [name for name, _ in model.named_parameters()]  # a tied head is named once
     tensors = read_tensors(checkpoint, [f"model/{name}" for name in names])
     weights = {name: tensors[f"model/{name}"].to(device, torch.float32) for name in names}

@@ -143,13 +143,17 @@ def forward_only(model: nn.Module) -> Iterator[None]:
     try:
         with torch.no_grad():
             yield
-        for module in _wrapped(model):
-            if isinstance(module, Head):
-                module.unshard()  # waits for the gather that the last layer begins, if no loss has
     finally:
         for module in _wrapped(model):
+            if isinstance(module, Head) and _is_gathering(module):
+                module.unshard()  # waits for the gather that the last layer begins, if no loss has
             module.reshard()
         model.train(was_training)
+
+
+def _is_gathering(module: Any) -> bool:
+    group = module._get_fsdp_state()._fsdp_param_group
+    return group is not None and group._all_gather_result is not None
 
 
 def _wrapped(model: nn.Module) -> list[FSDPModule]:

@@ -96,11 +96,11 @@ def export_gguf(
 ) -> IdsProof | None:
     """Export a checkpoint as the folder `to` with a GGUF file, unless it is there. Return what ids proved."""
     model = _exported_model(checkpoint, tokenizer_folder)
-    options = ExportOptions(dtype, is_replacing=False, is_gguf=True)
     about: dict[str, Any] = {"name": to.name}
     if recipe is not None:
         about |= {"license": recipe.report.license, "languages": card_languages(recipe)}
-    return late.export_gguf(wanted_export(checkpoint, to, model, tokenizer_folder, options), about)
+    options = ExportOptions(dtype, is_replacing=False, is_gguf=True, about=about)
+    return late.export_gguf(wanted_export(checkpoint, to, model, tokenizer_folder, options))
 
 
 def _exported_model(checkpoint: Path, tokenizer_folder: Path) -> CompleteModel:
