@@ -72,10 +72,8 @@ def test_comparing_and_why(capsys, tmp_path: Path) -> None:
     ] == [(8, 4), (8, 8)]
     assert main(["plan", "explain", *ESTONIAN, "tp8pp4-1f1b", "--nodes", "16", "--plot", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    entry = (
-        'cluster = "lumi_g"\nnodes = [16]\nmicro_batch_sequences = 2\nlayout = { pipeline = 4, tensor = 8 }'
-    )
-    assert "bubble" in text and f"\n[[layouts]]\n{entry}\n" in text
+    entry = '[[layouts]]\ncluster = "lumi_g"\nnodes = [16]\nmicro_batch_sequences = 2\n'
+    assert "bubble" in text and f"\n{entry}[layouts.layout]\npipeline = 4\ntensor = 8\n" in text
     pictures = {path.name.split("_")[0] for path in tmp_path.iterdir()}
     assert pictures == {"compared.svg", "timeline"}
     assert main(["plan", *ESTONIAN, "--nodes", "4,8", "--plot", str(tmp_path)]) == 0

@@ -17,7 +17,6 @@ from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
 from kielo.recipe.amounts import format_seconds
-from kielo.recipe.layout_on_nodes import entry_of
 from kielo.recipe.without_effect import layout_in_force
 from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
@@ -424,12 +423,16 @@ def layout_toml(planned: PlannedLayout) -> str:
     recipe = planned.run.recipe
     chosen = layout_in_force(with_layout(recipe, planned))
     lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items() if key != "shard"]
-    if entry_of(recipe, planned.nodes) is not None:
-        return (
-            f"# in place of {planned.nodes} in the nodes of another entry\n[[layouts]]\n"
-            f"cluster = {json.dumps(recipe.cluster)}\nnodes = [{planned.nodes}]\n"
-            f"micro_batch_sequences = {planned.micro_batch}\nlayout = {{ {', '.join(lines)} }}"
-        )
+    entries = (entry for entry in recipe.layouts if entry.cluster == recipe.cluster)
+    if any(planned.nodes in entry.nodes for entry in entries):
+        head = [
+            f"# in place of {planned.nodes} in the nodes of another entry",
+            "[[layouts]]",
+            f"cluster = {json.dumps(recipe.cluster)}",
+            f"nodes = [{planned.nodes}]",
+            f"micro_batch_sequences = {planned.micro_batch}",
+        ]
+        return "\n".join([*head, "[layouts.layout]", *lines])
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 
 
