@@ -1,7 +1,7 @@
 """The layout of a recipe on a number of nodes: `[layout]`, or the entry of `[[layouts]]` that names them."""
 
 from kielo.recipe.cards import cluster
-from kielo.recipe.sections import Layout, Recipe
+from kielo.recipe.sections import Layout, LayoutOnNodes, Recipe
 
 
 def in_layout(recipe: Recipe, layout: Layout, micro_batch: int | None) -> Recipe:
@@ -12,11 +12,16 @@ def in_layout(recipe: Recipe, layout: Layout, micro_batch: int | None) -> Recipe
     return recipe.model_copy(update={"layout": layout, "layouts": (), "train": train, "phases": phases})
 
 
+def entry_of(recipe: Recipe, nodes: float) -> LayoutOnNodes | None:
+    """Return the entry of [[layouts]] for this number of nodes of the recipe's cluster."""
+    entries = (entry for entry in recipe.layouts if entry.cluster == recipe.cluster)
+    return next((entry for entry in entries if nodes in entry.nodes), None)
+
+
 def on_nodes(recipe: Recipe, nodes: float) -> Recipe:
     """Return `recipe` with its layout on this number of nodes of its cluster."""
-    for entry in recipe.layouts:
-        if entry.cluster == recipe.cluster and nodes in entry.nodes:
-            return in_layout(recipe, entry.layout, entry.micro_batch_sequences)
+    if (entry := entry_of(recipe, nodes)) is not None:
+        return in_layout(recipe, entry.layout, entry.micro_batch_sequences)
     return recipe.model_copy(update={"layouts": ()}) if recipe.layouts else recipe
 
 
