@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kielo.artifact.attempt_files import Outcome
-from kielo.checkpoint import saving
+from kielo.checkpoint import publish
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import Feed
@@ -65,7 +65,7 @@ def go_on_until(
     folder: Path, train_folder: Path, times: FaultTimes, owner: str, method: str, calls: int, is_after: bool
 ) -> None:
     """Train, and be killed before (or after) the call number `calls` of one part's method."""
-    part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "saving": saving}[owner]
+    part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "publish": publish}[owner]
     original, done = getattr(part, method), 0
 
     def die() -> None:
@@ -104,17 +104,17 @@ KILLS = {
     "in the step of a checkpoint": ("Feed", "take", 5, True),
     "as the first save begins": ("RunCheckpoints", "save", 1, False),
     "while the first save is written": ("RunCheckpoints", "save", 1, True),
-    "before the first is published": ("saving", "publish", 1, False),
-    "after the first is published": ("saving", "publish", 1, True),
+    "before the first is published": ("publish", "publish", 1, False),
+    "after the first is published": ("publish", "publish", 1, True),
     "in step 6, at held-out text": ("Feed", "take", 6, True),
     "in step 9": ("Feed", "take", 9, True),
     "as the second save begins": ("RunCheckpoints", "save", 2, False),
-    "before the second is published": ("saving", "publish", 2, False),
-    "while old ones are pruned": ("saving", "prune", 3, False),
-    "after old ones are pruned": ("saving", "prune", 3, True),
+    "before the second is published": ("publish", "publish", 2, False),
+    "while old ones are pruned": ("publish", "prune", 3, False),
+    "after old ones are pruned": ("publish", "prune", 3, True),
     "in step 14": ("Feed", "take", 14, False),
     "in the last step": ("Feed", "take", 20, True),
-    "before the last is published": ("saving", "publish", 4, False),
+    "before the last is published": ("publish", "publish", 4, False),
 }
 
 
