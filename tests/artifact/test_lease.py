@@ -385,3 +385,15 @@ def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatc
     assert sorted(os.listdir(tmp_path / "train" / "checkpoints")) == ["newest", "step_00000002"]
     assert leases(tmp_path) == ["lease.00000001.json", "lease.00000002.json"]
     assert not {"outcome.json", "manifest.json"} & set(os.listdir(tmp_path / "train"))
+
+
+def test_a_lease_of_an_earlier_version_keeps_others_out(tmp_path):
+    """It was in RUN/train: a live one refuses, a dead one goes."""
+    (tmp_path / "train").mkdir()
+    dead = dead_holder(tmp_path / "train")
+    assert Lease.take(tmp_path, 3600).path.name == "lease.00000001.json" and not dead.exists()
+    (tmp_path / "lease.00000001.json").unlink()
+    live = Lease.take(tmp_path / "train", 3600)
+    with pytest.raises(KieloError, match="another job works in this folder"):
+        Lease.take(tmp_path, 3600)
+    assert live.path.exists() and leases(tmp_path) == []

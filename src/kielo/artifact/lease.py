@@ -126,6 +126,7 @@ class Lease:
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _end_earlier_leases(folder / "train", beat_seconds)
             while True:
                 last = max(_numbers(folder), default=0)
                 dead = _dead_lease(_lease_path(folder, last), beat_seconds) if last else None
@@ -206,6 +207,14 @@ class _Seen:
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
+    """Refuse a live job's lease in RUN/train, its place in earlier versions; remove leases of dead jobs."""
+    for number in sorted(_numbers(train_folder)) if train_folder.is_dir() else ():
+        path = _lease_path(train_folder, number)
+        _dead_lease(path, beat_seconds)
+        path.unlink(missing_ok=True)
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
