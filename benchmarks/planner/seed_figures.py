@@ -67,7 +67,7 @@ class Seed:
 
 
 def _shape(**keys: Any) -> tuple[None, tuple[str, ...]]:
-    """Returns keys of a recipe without a file: `model_type`, `layers`, ..., and those of [train]."""
+    """Returns keys of a recipe without a file: `model_type`, `layers`, ..., and keys of [train]."""
     names = {
         "model_type": "model.model_type", "hidden": "model.hidden_size", "ffn": "model.intermediate_size",
         "layers": "model.num_hidden_layers", "heads": "model.num_attention_heads",

@@ -10,7 +10,7 @@ median over rounds with a 95 % bootstrap interval, of the process's own seconds 
 so that other work on the machine counts less. The losses are compared to the bit. Rehearsals go through
 `python -m kielo rehearse` of each version after that, and all their bytes, FLOPs and collectives are
 compared. At last `kielo --help` and a training of one step start in turn, each over the text that its version
-has packed; their seconds are those of all their processes. Writes
+has packed; their seconds include all their processes. Writes
 results/before_after_<shape>_<precision>_cpu.json.
 """
 

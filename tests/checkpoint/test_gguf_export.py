@@ -264,7 +264,7 @@ def test_other_tokenizers_are_refused(content, reason) -> None:
 
 @needs_llama_cpp
 def test_other_ids_refuse_the_export(tmp_path, monkeypatch) -> None:
-    """As if its split of words were Qwen's, which cuts numbers into digits: nothing is written."""
+    """A file with the name of Qwen's split, which cuts numbers into digits, is not written."""
     tokenizer = trained(tmp_path, pre_tokenizers.ByteLevel(add_prefix_space=False))
     monkeypatch.setattr("kielo.checkpoint.gguf_vocabulary.split_name", lambda *_: "qwen2")
     with pytest.raises(KieloError, match=r"llama.cpp gives other ids than the model is trained on: '"):

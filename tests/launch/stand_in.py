@@ -71,7 +71,7 @@ class Site:
 
 
 def _test_only(site: dict[str, Any], words: list[str]) -> int:
-    """As sbatch 23.11: on the error output, with a job's number that is never given out."""
+    """Answer as sbatch 23.11 does, on the error output, with a job's number that is never given out."""
     asked = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
     queue = asked.get("qos") or asked.get("partition")
     if queue not in site["starts"]:

@@ -46,7 +46,7 @@ def states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 def test_what_is_ready_is_launched_and_the_rest_is_told(site: Site, capsys) -> None:
-    """A chain for each language; one without text fails alone, until the same command comes again."""
+    """A chain for each language; one without text fails alone, and the same command launches it later."""
     make_text("et"), make_text("fi")
     command = ["launch", "several.toml", "--jobs", "2", "--json"]
     assert main(command) == 1

@@ -123,7 +123,7 @@ def test_a_recipe_with_a_budget_or_weights_is_left_alone(more):
     ],
 )
 def test_an_idea_with_a_budget_is_filled_key_by_key(more, step, length, vocabulary):
-    """70 billion parameters: the steps are those of GPT-3's 175 billion."""
+    """An idea of 70 billion parameters has the steps of GPT-3's 175 billion."""
     train = more.get("train", {}) | {"tokens": 4 * 10**12}
     made, (told,) = with_usual_training(
         idea(model={"params": "70B"}, **more | {"train": train}), is_idea=True

@@ -61,6 +61,11 @@ def test_what_is_listed_can_run_and_fits(estonian: Found) -> None:
             assert planned.low_seconds < planned.step_seconds < planned.high_seconds
 
 
+def test_layouts_in_longer_rounds_are_searched_with_their_passes() -> None:
+    """Poro's interleaved stages have rounds of more passes than ranks, which count in memory."""
+    assert len(search(run_of("poro_34b"), [96]).ranked[96]) == 50
+
+
 def test_what_is_refused_cannot_run() -> None:
     """The first layout under each reason is refused by the resolver too, or needs more memory
     than there is.

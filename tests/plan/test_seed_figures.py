@@ -1,4 +1,4 @@
-"""The table of published projects' device-hours: the committed page is that of the committed constants."""
+"""The table of published projects' device-hours: the committed page follows from the committed constants."""
 
 import json
 

@@ -16,7 +16,7 @@ from kielo.recipe.read import read_recipe
 from tests.shipped import ON_ACCELERATORS, RUNS, on_accelerators
 
 MOST_BEHIND = 0.1
-LONG = "llmjp_172b_fp8"  # its search takes as long as those of all others
+LONG = "llmjp_172b_fp8"  # its search takes as long as all other searches
 SHIPPED = [pytest.param(name, marks=pytest.mark.full) if name == LONG else name for name in ON_ACCELERATORS]
 
 

@@ -159,7 +159,7 @@ class TokenizerCounts(JsonObject):
 
 
 class TokenCounts(JsonObject):
-    """Of a set of documents as tokens, end-of-text included."""
+    """The counts of a set of documents as tokens, end-of-text included."""
 
     file: str = ""  # name of its shard; empty except in parts of shards
     tokens: int

@@ -176,7 +176,7 @@ def _proven(file: Path, wanted: WantedExport, tokenizer: TextTokenizer) -> IdsPr
     if proof.difference:
         raise KieloError(
             f"{wanted.tokenizer_folder}: llama.cpp gives other ids than the model is trained on: "
-            f"{proof.difference}. Nothing was written. Fix: export without --format gguf"
+            f"{proof.difference}. Do not use {file.name}. Fix: export without --format gguf"
         )
     return proof
 

@@ -32,7 +32,7 @@ _ALONE = ("pack", "ladder")  # flags of one run
 
 @dataclass
 class _Launched:
-    """What became of one run. `said`: why it has no jobs."""
+    """The launch of one run. `said`: why it has no jobs."""
 
     plan: JobPlan | None = None
     folder: Path | None = None

@@ -53,7 +53,8 @@ def publish(options: argparse.Namespace) -> None:
         where = (
             options.target if is_folder(options.target) else f"{options.target} (private unless it exists)"
         )
-        where = f"{options.target} (PUBLIC)" if options.public else where
+        if options.public and not is_folder(options.target):
+            where = f"{options.target} (PUBLIC unless it exists)"
         total = sum(one.bytes for one in publications)
         print_text(f"{len(rows):,} files, {total / 1e6:,.1f} MB, to {where}")
         found = overwritten(publications, options.endpoint)

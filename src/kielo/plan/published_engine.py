@@ -1,4 +1,4 @@
-"""The same step by an engine whose runs on such devices were published; arithmetic, no torch.
+"""Seconds of a step by an engine whose runs on such devices were published; arithmetic, no torch.
 
 No run of Kielo took part in the shipped fit. Until `kielo plan calibrate` has measured a machine, a plan says
 what an engine that was measured on its devices takes, with that engine's kernels and recomputation.

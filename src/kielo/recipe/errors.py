@@ -1,4 +1,4 @@
-"""What users read: the error, messages for others' errors (memory, disk, network, packages), and printing."""
+"""The error that users read, messages for others' errors (memory, disk, network, packages), and printing."""
 
 import errno
 import json

@@ -42,7 +42,7 @@ _Overwritten = list[tuple[str, str, str]]  # revision, file, "replaced" or "dele
 
 @dataclass(frozen=True)
 class Publication:
-    """What goes where. files: path there → file here. revision: a branch of the hub, or a subfolder."""
+    """Files for a destination. files: path there → file here. revision: a branch there, or a subfolder."""
 
     target: str
     files: Mapping[str, Path]
