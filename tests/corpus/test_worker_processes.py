@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -220,6 +221,26 @@ def test_how_a_worker_is_started(monkeypatch):
     assert (seen["threads"], seen["main"], seen["is_closed"]) == ("1", None, False)
     assert signal.SIGINT in seen["blocked"]
     assert pipes[1].closed and not pipes[0].closed and os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def blocked_signals():
+    """Return a work that ignores its batch."""
+    return lambda batch: signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_the_first_worker_of_a_process_gets_no_interrupt():
+    """Python starts its resource tracker with the first process, and then unblocks SIGINT by itself."""
+    script = f"""
+from kielo.corpus.worker_processes import start_worker
+from {__name__} import blocked_signals
+workers = [start_worker(name, blocked_signals) for name in "ab"]
+for worker in workers:
+    worker.send(None)
+    print(*sorted(worker.receive()))
+    worker.end()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (f"{int(signal.SIGINT)}\n" * 2, 0), done.stderr
 
 
 def test_a_worker_ends_with_its_parent(monkeypatch):

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -209,6 +210,7 @@ def without_main_file() -> Iterator[None]:
 @contextmanager
 def without_interrupts() -> Iterator[None]:
     """Start processes that never get Ctrl-C, which a terminal sends to all. This process ends them."""
+    resource_tracker.ensure_running()  # started with the first process, it would let SIGINT through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
