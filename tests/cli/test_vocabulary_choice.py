@@ -184,6 +184,9 @@ def test_a_folder_of_weights_is_trained_as_usual_for_its_size(priced, tmp_path: 
     recipe.write_text(f'extends = "own_text"\n[model]\nweights = "hf:{tmp_path}"\ntransplant = "mean"\n')
     ask(BOTH, figures(), model=str(recipe), bytes="1G")
     assert priced.model.hidden_size == 8
+    # Weights that are not here have the recipe's shape, and the first tokenizer's rows.
+    ask(BOTH, figures(), model="norwegian_7b_warm", bytes="1G", nodes=16)
+    assert (priced.model.hidden_size, priced.model.vocab_size) == (4096, 300)
 
 
 def test_a_recipe_without_a_vocabulary_has_that_of_the_first_tokenizer(priced, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import CompleteModel, Recipe
 from kielo.report.units import format_bytes
-from kielo.resolve.complete_model import complete_model
+from kielo.resolve.complete_model import complete_model, is_shape_of_absent_weights
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
 
@@ -73,10 +73,11 @@ def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple
         recipe = read_recipe(None, sets, STAND_INS).recipe
     else:
         recipe = read_recipe(options.model, sets, STAND_INS).recipe
-        if recipe.model.weights:
+        if recipe.model.weights and not is_shape_of_absent_weights(recipe.model):
             model = read_hf_config(resolve_weights(recipe.model.weights))
         else:
-            model = complete_model(recipe, full_phases(recipe), recipe.model.vocab_size or size)
+            rows = recipe.model.vocab_size or size
+            model = complete_model(recipe, full_phases(recipe), rows, is_imagined=True)
     check_rows(model, kept, size)
     return recipe, model
 
