@@ -71,7 +71,7 @@ def test_verdicts_are_those_of_datatrove_for_equal_words(monkeypatch):
         for text in damaged_texts(number):
             verdicts = (one.filter(Document(text=text, id="a")) for one in filters)
             theirs = next((verdict[1] for verdict in verdicts if verdict is not True), None)
-            ours = step.verdict(Figures(text, TOKEN.findall(text), step.kinds))
+            ours = step.verdict(Figures(text, TOKEN.findall(text), step.vocabulary))
             assert (ours is None) == (theirs is None), (text, ours, theirs)
             reasons.add((ours, theirs))
     # Each reason of ours stands for one or two of theirs, and all but a few are met.

@@ -3,14 +3,14 @@
 The rules are Gopher's (Rae et al. 2021, arXiv:2112.11446, table A1) and FineWeb's (Penedo et al. 2024,
 arXiv:2406.17557, section 3.6), as FineWeb2 applies them, with its limits of each language (Penedo et al.
 2025, arXiv:2506.20920). With equal words datatrove's filters give the same verdicts
-(`benchmarks/corpus/quality_filters.py`). Words are found once for all of them, and counted as numbers.
+(`benchmarks/data/quality_filters.py`). Words are found once for all of them, and counted as numbers.
 """
 
-from collections import Counter, defaultdict
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 
 import numpy as np
 import regex
@@ -22,7 +22,7 @@ from kielo.recipe.quality_limits import QualityLimits
 TOKEN = regex.compile(
     r"\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*|\p{N}+(?:[.,:]\p{N}+)*|\.\.\.|[^\s\p{L}\p{N}]"
 )
-_ENDS_SENTENCE = regex.compile(r"\p{Sentence_Terminal}$")
+_ENDS_SENTENCE = regex.compile(r"\p{Sentence_Terminal}")
 # The signs that make no word, as datatrove's PUNCTUATION_SET has them: "•" and "€" are none of them.
 _SIGNS = regex.compile(
     r"""[\p{Cc}--[\t\n]]|[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～\p{Sentence_Terminal}]""",
@@ -33,15 +33,33 @@ _TOP, _REPEATED = (2, 3, 4), range(5, 11)  # lengths of n-grams in words
 _NUM_REMEMBERED = 1_000_000  # words whose kind a worker remembers
 
 
-class _Kinds(dict[str, int]):
-    """Word → 2 if it has a character that is no sign, plus 1 if it has a letter."""
+class Vocabulary(dict[str, int]):
+    """Word → its number, by which a worker finds its kind and its length again.
+
+    A kind is 2 if the word has a character that is no sign, plus 1 if it has a letter.
+    """
+
+    def __init__(self) -> None:
+        self._kinds, self._lengths = array("b"), array("q")
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= _NUM_REMEMBERED:
+        self[word] = number = len(self)
+        is_sign = all(map(_SIGNS.fullmatch, word))
+        self._kinds.append(0 if is_sign else 2 + any(map(str.isalpha, word)))
+        self._lengths.append(len(word))
+        return number
+
+    def numbers(self, words: Sequence[str]) -> np.ndarray:
+        if len(self) > _NUM_REMEMBERED:
             self.clear()
-        kind = 0 if all(map(_SIGNS.fullmatch, word)) else 2 + any(map(str.isalpha, word))
-        self[word] = kind
-        return kind
+            self._kinds, self._lengths = array("b"), array("q")
+        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+
+    def kinds(self, numbers: np.ndarray) -> np.ndarray:
+        return np.frombuffer(self._kinds, np.int8)[numbers]
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        return np.frombuffer(self._lengths, np.int64)[numbers]
 
 
 @dataclass(frozen=True)
@@ -99,18 +117,14 @@ def _repeated(keys: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndar
 class Figures:
     """Counts of a text's words, n-grams and lines for the rules, each made when it is asked for."""
 
-    def __init__(self, text: str, words: Sequence[str], kinds: dict[str, int]) -> None:
-        self.text, self.words, self._kinds = text, words, kinds
+    def __init__(self, text: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+        self.text, self.words, self._vocabulary = text, words, vocabulary
         self.lines = [line for line in text.split("\n") if line.strip()]
-
-    @cached_property
-    def _word_ids(self) -> np.ndarray:
-        numbers: dict[str, int] = defaultdict(count().__next__)
-        return np.array([numbers[word] for word in self.words], np.int64)
+        self._numbers = vocabulary.numbers(words)
 
     @cached_property
     def word_lengths(self) -> np.ndarray:
-        return np.array(list(map(len, self.words)), np.int64)
+        return self._vocabulary.lengths(self._numbers)
 
     @cached_property
     def _characters_before(self) -> np.ndarray:
@@ -118,14 +132,22 @@ class Figures:
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        return np.array([self._kinds[word] for word in self.words], np.int8)
+        return self._vocabulary.kinds(self._numbers)
 
     def characters(self, place: int, n: int) -> int:
         return int(self._characters_before[place + n] - self._characters_before[place])
 
+    def characters_in(self, grams: _NGrams) -> int:
+        """Count the characters of all words in the n-grams. Longer n-grams that are repeated lie in them."""
+        if not len(grams.places):
+            return 0
+        ends = grams.places + grams.n
+        ends[:-1] = np.minimum(ends[:-1], grams.places[1:])
+        return int((self._characters_before[ends] - self._characters_before[grams.places]).sum())
+
     def ngrams(self) -> Iterator[_NGrams]:
         """Yield the n-grams of 1, 2, … words, as long as the rules need them and one is repeated."""
-        grams = _NGrams.of_words(self._word_ids)
+        grams = _NGrams.of_words(self._numbers)
         while grams.n <= len(self.words):
             yield grams
             if grams.n == _REPEATED[-1] or (grams.n >= _TOP[-1] and not len(grams.places)):
@@ -147,11 +169,11 @@ class QualityFilter(DocumentFilter):
     limits: QualityLimits
 
     def __post_init__(self) -> None:
-        self.kinds = _Kinds()
+        self.vocabulary = Vocabulary()
 
     def judge(self, document: SplitDocument) -> str | None:
         text = document.join()
-        return self.verdict(Figures(text, TOKEN.findall(text), self.kinds))
+        return self.verdict(Figures(text, TOKEN.findall(text), self.vocabulary))
 
     def verdict(self, figures: Figures) -> str | None:
         """Return None, or the first rule that the text breaks."""
@@ -172,6 +194,8 @@ class QualityFilter(DocumentFilter):
                 if characters / size > limits.max_top_ngram[n - _TOP[0]]:
                     return f"one sequence of {n} words repeated"
             if n in _REPEATED:
+                if figures.characters_in(grams) <= min(limits.max_repeated_ngrams) * size:
+                    return None
                 characters = sum(figures.characters(place, n) for place in grams.repetitions())
                 if characters / size > limits.max_repeated_ngrams[n - _REPEATED[0]]:
                     return f"repeated sequences of {n} words"
@@ -179,7 +203,7 @@ class QualityFilter(DocumentFilter):
 
     def _lines(self, figures: Figures) -> str | None:
         limits, lines = self.limits, figures.lines
-        ended = sum(_ENDS_SENTENCE.search(line) is not None for line in lines)
+        ended = sum(_ENDS_SENTENCE.match(line[-1]) is not None for line in lines)
         if ended / len(lines) < limits.min_ended_lines:
             return "few lines end with a sentence"
         characters = len(figures.text) - figures.text.count("\n")

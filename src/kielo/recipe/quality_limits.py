@@ -1,6 +1,6 @@
 """Limits of the quality filters by language, as FineWeb2 has them: the card `cards/quality/fineweb2.toml`.
 
-`benchmarks/corpus/fineweb2_limits.py` writes the card from the configurations of `huggingface/fineweb-2`.
+`benchmarks/data/fineweb2_limits.py` writes the card from the configurations of `huggingface/fineweb-2`.
 """
 
 import tomllib

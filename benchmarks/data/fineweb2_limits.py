@@ -1,6 +1,6 @@
 """Writes src/kielo/cards/quality/fineweb2.toml from a checkout of github.com/huggingface/fineweb-2.
 
-    python benchmarks/corpus/fineweb2_limits.py FOLDER_OF_THE_CHECKOUT
+    python benchmarks/data/fineweb2_limits.py FOLDER_OF_THE_CHECKOUT
 
 English is not in FineWeb2: its row has the stop words of Gopher (Rae et al. 2021, arXiv:2112.11446, appendix
 A.1.1) and the defaults of `QualityLimits`.
@@ -36,7 +36,7 @@ NAMES = {
 ENGLISH = {"name": "eng_Latn", "stop_words": ["the", "be", "to", "of", "and", "that", "have", "with"]}
 _HEAD = """\
 # Limits of the quality filters by language, from the configurations of github.com/huggingface/fineweb-2
-# (Penedo et al. 2025, arXiv:2506.20920; Apache-2.0). Written by benchmarks/corpus/fineweb2_limits.py.
+# (Penedo et al. 2025, arXiv:2506.20920; Apache-2.0). Written by benchmarks/data/fineweb2_limits.py.
 """
 
 
