@@ -30,6 +30,10 @@ class FunnelSource(JsonObject):
     documents_kept: int
     """Documents after all steps."""
     bytes_kept: int
+    repaired_lines: int = 0
+    """Lines in another encoding that ftfy repaired."""
+    masked: dict[str, int] = {}
+    """Kind of personal data → occurrences that became its name."""
 
 
 class FunnelRow(JsonObject):

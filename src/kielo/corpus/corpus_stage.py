@@ -196,7 +196,7 @@ def _conclude(
     described = []
     for source in read:
         left = {f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
-        described.append(source.model_copy(update=left))
+        described.append(source.model_copy(update=left | _changes(source.name, tallies)))
     write_json(folder, Funnel(settings=settings, sources=described, steps=rows, threshold_table=table))
     return CorpusCounts(
         bytes_in=sum(source.bytes_in for source in described),
@@ -206,6 +206,15 @@ def _conclude(
         words_kept=tallies[-1].total()["words", ""],
         sources=described,
     )
+
+
+def _changes(name: str, tallies: Sequence[Tally]) -> dict[str, object]:
+    """Return the counts of text of a source that steps changed."""
+    total = Counter[tuple[str, str]]()
+    for tally in tallies:
+        total.update(tally.of(name).total())
+    masked = {kind: number for (what, kind), number in sorted(total.items()) if what == "masked"}
+    return {"repaired_lines": total["repaired_lines", ""], "masked": masked}
 
 
 def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
@@ -261,6 +270,11 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
                 f"{raw.name}: {total[f'{what}_characters', '']:,} controls U+0080 to U+009F in "
                 f"{total[f'{what}_documents', '']:,} documents {became} for Latin-1 before"
             )
+    if source.repaired_lines:
+        yield f"{raw.name}: {source.repaired_lines:,} lines in another encoding were repaired"
+    if source.masked:
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in source.masked.items())
+        yield f"{raw.name}: personal data masked before duplicates were dropped: {kinds}"
     for kind, became in ((FOREIGN_DROPPED, "dropped"), (FOREIGN_KEPT, "kept")):
         if number := total[kind, ""]:
             lines = [line for tally in own for line in tally.first_examples(raw.name, kind, NUM_EXAMPLES)]

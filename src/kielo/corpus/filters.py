@@ -16,8 +16,10 @@ import xxhash
 
 from kielo.artifact.documents import TURNS
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
+from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
 from kielo.recipe.errors import KieloError
+from kielo.recipe.quality_limits import limits_of
 from kielo.recipe.sections import Corpus
 from kielo.recipe.source_kinds import fill
 
@@ -108,7 +110,19 @@ def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
 
 
 def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]:
-    return [DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)]
+    filters: list[DocumentFilter] = [
+        DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)
+    ]
+    if corpus.quality == "fineweb2":
+        from kielo.corpus.quality import QualityFilter  # numpy, which other cleaning does without
+
+        filters.append(QualityFilter(limits_of(rule.languages)))
+    return filters
+
+
+def masks(corpus: Corpus, rule: LanguageRule) -> list[CorpusStep]:
+    kinds = corpus.mask_personal_data
+    return [MaskPersonalData(kinds, rule.languages)] if kinds else []
 
 
 class DocumentLanguage(LanguageFilter, DocumentFilter):

@@ -14,6 +14,7 @@ from pathlib import Path
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
 from kielo.corpus import filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
+from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, records, unreadable
 from kielo.corpus.raw_record import BadRecord, Record
@@ -181,6 +182,7 @@ def first_pass(
     return [
         ReadSources(sources, corpus.max_document_bytes, workers, rank),
         *_only(others, filters.NotEmpty()),
+        *(_only(own, RepairEncoding()) if corpus.repair_encoding else []),
         *_only(own, filters.Normalise()),
         *_language_steps(corpus, recipe.language),
         *_only(code, *code_filters(corpus.code)),
@@ -211,7 +213,7 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
-    for make in (filters.line_filters, filters.document_filters):
+    for make in (filters.line_filters, filters.document_filters, filters.masks):
         for rule, names in groups.items():
             detail = " or ".join(rule.languages) if len(groups) > 1 else ""
             steps += [step.for_sources(names, detail) for step in make(corpus, rule)]

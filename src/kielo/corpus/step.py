@@ -11,6 +11,7 @@ import regex
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
+from kielo.recipe.quality_limits import limits_of
 from kielo.recipe.sections import Corpus, Source
 from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
@@ -18,6 +19,8 @@ from kielo.recipe.source_kinds import KINDS
 SHAREGPT_FIELD = "conversations"
 # Keys of the section that do not decide which documents come out.
 _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
+# Keys that earlier versions did not have. At their defaults they are left out, so that finished corpora stay.
+_LATER = ("quality", "repair_encoding", "mask_personal_data")
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 _LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
@@ -85,7 +88,8 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
 def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
     """Return all settings that decide the outcome, for the manifest. `card` describes the language."""
     rule, rules = language_rule(corpus, [card]), language_rules(corpus, card.code)
-    return corpus.model_dump(exclude=_WITHOUT_OUTCOME) | {
+    later = {key for key in _LATER if getattr(corpus, key) == Corpus.model_fields[key].default}
+    return corpus.model_dump(exclude=_WITHOUT_OUTCOME | later) | {
         "sources": [source.name for source in corpus.sources],
         "text_fields": [text_fields(source) for source in corpus.sources],
         "max_documents": [source.max_documents for source in corpus.sources],
@@ -101,6 +105,7 @@ def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [source_languages(source, card.code) for source in corpus.sources],
         "language_rules": {name: asdict(rules[name]) for name in rules},
+        **({"quality_limits": _quality_limits(rules)} if corpus.quality == "fineweb2" else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
@@ -108,6 +113,10 @@ def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
         "line_language_threshold": rule.line_threshold,
         "document_language_threshold": rule.document_threshold,
     }
+
+
+def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:
+    return {name: limits_of(rule.languages).model_dump(mode="json") for name, rule in rules.items()}
 
 
 @dataclass(slots=True)

@@ -309,6 +309,16 @@ class Corpus(Section):
     max_bad_share: float = Field(0.01, ge=0, le=1)
     """Share of bad records of a source that are skipped; more are an error. One bad record in ten or more is
     always skipped, unless this is 0. Only with a source of raw text."""
+    quality: Literal["none", "fineweb2"] = "none"
+    """Filters of documents by repetitions, lines and words. fineweb2: the filters of Gopher and FineWeb with
+    FineWeb2's limits of the language. Only with a source of running text that is cleaned."""
+    repair_encoding: bool = False
+    """Whether ftfy repairs lines whose UTF-8 was read in another encoding ("Ãµ" for "õ"). Only with a source
+    of running text that is cleaned."""
+    mask_personal_data: tuple[Literal["email", "ip", "iban", "national_number", "phone"], ...] = ()
+    """Kinds of personal data that become the name of their kind, such as [EMAIL]. IBANs and national numbers
+    are known by their check digits, phone numbers by the plans of the language's countries. Only with a
+    source of running text that is cleaned."""
     workers: PositiveInt = 2
     """Processes that clean text, and later pack it."""
     code: CodeFilters = CodeFilters()

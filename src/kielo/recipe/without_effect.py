@@ -241,7 +241,7 @@ CONDITIONS = (
     ),
     _row(
         "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
-        "corpus.deduplicate_lines",
+        "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data",
         "corpus.sources",
         _cleans("text"),
         "because no source of running text is cleaned. Fix: clean = true of a source",

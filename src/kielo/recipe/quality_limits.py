@@ -1,0 +1,73 @@
+"""Limits of the quality filters by language, as FineWeb2 has them: the card `cards/quality/fineweb2.toml`.
+
+`benchmarks/data/fineweb2_limits.py` writes the card from the configurations of `huggingface/fineweb-2`.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from pydantic import Field
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Section
+
+Share = float
+_WITHOUT_SPACES = ("ja", "km", "lo", "my", "th", "zh")
+
+
+class QualityLimits(Section):
+    """Limits of one language. Defaults: Gopher's and FineWeb's for English, as in FineWeb2."""
+
+    name: str = ""
+    """FineWeb2's name of the language, such as ekk_Latn."""
+    max_repeated_lines: Share = 0.3
+    """Share of the lines that occurred before."""
+    max_repeated_line_characters: Share = 0.1
+    """Characters of these lines, as a share of the text's."""
+    max_top_ngram: tuple[Share, Share, Share] = (0.2, 0.18, 0.16)
+    """Characters of all occurrences of the most frequent sequence of 2, 3 and 4 words."""
+    max_repeated_ngrams: tuple[Share, ...] = Field(
+        (0.15, 0.14, 0.13, 0.12, 0.11, 0.10), min_length=6, max_length=6
+    )
+    """Characters of sequences of 5 to 10 words that occurred before."""
+    min_ended_lines: Share = 0.12
+    """Share of the lines that end with the sign of a sentence's end."""
+    max_line_ends_per_word: float = 0.3
+    min_words: int = 50
+    max_words: int = 100_000
+    min_mean_word_length: float = 3
+    max_mean_word_length: float = 10
+    max_signs_per_word: Share = 0.1
+    """Hashes, or ellipses, for each word."""
+    max_bullet_lines: Share = 0.9
+    max_ellipsis_lines: Share = 0.3
+    min_words_with_letters: Share = 0.8
+    min_stop_words: int = 2
+    """Different words of `stop_words` that a text must have."""
+    stop_words: frozenset[str] = frozenset()
+
+
+@cache
+def _limits() -> dict[str, QualityLimits]:
+    text = (files("kielo") / "cards" / "quality" / "fineweb2.toml").read_text(encoding="utf-8")
+    return {code: QualityLimits(**row) for code, row in tomllib.loads(text).items()}
+
+
+def limits_of(languages: Sequence[str]) -> QualityLimits:
+    """Return the limits of a text's language, the code of a card. Raise KieloError if there are none."""
+    fix = f'Fix: corpus.quality = "none", or languages of {", ".join(_limits())}'
+    if len(languages) > 1:
+        raise KieloError(
+            f'corpus.quality = "fineweb2": {" and ".join(languages)} have different limits, and a source has '
+            "both. Fix: a source for each language"
+        )
+    if (found := _limits().get(languages[0])) is None:
+        raise KieloError(f'corpus.quality = "fineweb2": FineWeb2 has no limits for {languages[0]}. {fix}')
+    if languages[0] in _WITHOUT_SPACES:
+        raise KieloError(
+            f'corpus.quality = "fineweb2": {languages[0]} is written without spaces between words, which the '
+            f"filters count. {fix}"
+        )
+    return found

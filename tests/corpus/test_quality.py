@@ -1,0 +1,162 @@
+"""Filters of quality beside datatrove's, repaired encodings beside the text before the damage, and masks."""
+
+import json
+import random
+
+import pytest
+from datatrove.data import Document
+from datatrove.pipeline.filters import fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter
+
+from kielo.artifact.stage_counts import Funnel
+from kielo.artifact.stage_json import read_json
+from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.mojibake import RepairEncoding
+from kielo.corpus.personal_data import MaskPersonalData
+from kielo.corpus.quality import TOKEN, Figures, QualityFilter
+from kielo.corpus.step import effective_settings, split_document
+from kielo.recipe.cards import language
+from kielo.recipe.errors import KieloError
+from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.sections import Corpus
+from tests.corpus.counted import counted
+from tests.corpus.texts import ESTONIAN, recipe
+
+KINDS = ("email", "ip", "iban", "national_number", "phone")
+
+
+def of_lines(text: str):
+    return split_document(text, "d/0", "d", (0, 0), {})
+
+
+def damaged_texts(number: int) -> list[str]:
+    """Estonian sentences in other orders, repeated, cut, as lists, with numbers or without ends."""
+    drawn, words = random.Random(number), " ".join(ESTONIAN).split()
+    texts = []
+    for _ in range(60):
+        drawn.shuffle(words)
+        text = words[: drawn.randrange(5, 110)]
+        place, length = drawn.randrange(len(text)), drawn.randrange(1, 13)
+        text += text[place : place + length] * drawn.choice([0, 0, 1, 3, 9])
+        width, joint = drawn.choice([3, 9, 30]), drawn.choice([".\n", "\n", ".\n- ", "...\n", "\n• "])
+        lines = [" ".join(text[start : start + width]) for start in range(0, len(text), width)]
+        lines += lines[: drawn.choice([0, 0, 1, 2])]
+        if drawn.random() < 0.2:
+            lines = [line.replace("a", "1 2 ") for line in lines]
+        texts.append(joint.join(lines) + drawn.choice([".", "#" * 30, "…"]))
+    return texts
+
+
+def test_verdicts_are_those_of_datatrove_for_equal_words(monkeypatch):
+    limits = limits_of(["et"])
+    for module in (gopher_repetition_filter, fineweb_quality_filter, gopher_quality_filter):
+        monkeypatch.setattr(module, "split_into_words", lambda text, language: TOKEN.findall(text))
+    filters = [
+        gopher_repetition_filter.GopherRepetitionFilter(
+            dup_para_frac=0, dup_line_char_frac=0, dup_para_char_frac=0,
+            dup_line_frac=limits.max_repeated_lines,
+            top_n_grams=list(zip((2, 3, 4), limits.max_top_ngram, strict=True)),
+            dup_n_grams=list(zip(range(5, 11), limits.max_repeated_ngrams, strict=True)),
+        ),
+        fineweb_quality_filter.FineWebQualityFilter(
+            short_line_thr=999, char_duplicates_ratio=0.1, line_punct_thr=limits.min_ended_lines,
+            new_line_ratio=limits.max_line_ends_per_word,
+        ),
+        gopher_quality_filter.GopherQualityFilter(
+            max_avg_word_length=limits.max_mean_word_length, min_avg_word_length=limits.min_mean_word_length,
+            stop_words=list(limits.stop_words), max_non_alpha_words_ratio=limits.min_words_with_letters,
+        ),
+    ]  # fmt: skip
+    step, reasons = QualityFilter(limits), set()
+    for number in range(5):
+        for text in damaged_texts(number):
+            verdicts = (one.filter(Document(text=text, id="a")) for one in filters)
+            theirs = next((verdict[1] for verdict in verdicts if verdict is not True), None)
+            ours = step.verdict(Figures(text, TOKEN.findall(text), step.vocabulary))
+            assert (ours is None) == (theirs is None), (text, ours, theirs)
+            reasons.add((ours, theirs))
+    # Each reason of ours stands for one or two of theirs, and all but a few are met.
+    assert len(reasons) > 9 and (None, None) in reasons
+    assert ("repeated sequences of 5 words", "duplicated_5_n_grams") in reasons
+    assert ("lists of bullets", "gopher_too_many_bullets") in reasons
+
+
+def test_words_of_the_filters():
+    assert TOKEN.findall("Tallinna-Tartu maantee, 3,5 km... don't 1990-ndad!") == [
+        "Tallinna", "-", "Tartu", "maantee", ",", "3,5", "km", "...", "don't", "1990", "-", "ndad", "!",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("languages", "said"),
+    [
+        (["et", "fi"], "et and fi have different limits"),
+        (["hbs"], "FineWeb2 has no limits for hbs"),
+        (["ja"], "ja is written without spaces"),
+    ],
+)
+def test_languages_without_limits_are_refused(languages, said):
+    with pytest.raises(KieloError, match=said):
+        limits_of(languages)
+
+
+def test_encodings_are_repaired_and_right_text_stays():
+    damage = {
+        "Täna õhtul sõidame Võrru": "latin-1",
+        "œuvre – naïve": "cp1252",
+        "Šokk žürii": "cp1257",
+        "Привет, мир": "cp1251",
+        "Mõõdukas öö": "macroman",
+    }
+    right = [*damage, "Łódź wół", "plain", "50 Ã 20"]
+    step = RepairEncoding()
+    document = of_lines("\n".join([line.encode().decode(name) for line, name in damage.items()] + right))
+    assert list(step.run([document])) == [document] and document.lines == [*damage, *right]
+    assert counted(step)["repaired_lines/"] == len(damage)
+
+
+# Published examples of numbers, and twins whose check digit is wrong.
+PERSONAL = [
+    ("et", "Kirjuta mari.maasikas+too@cs.ut.ee täna", "Kirjuta [EMAIL] täna", {"email": 1}),
+    ("et", "Helista +372 5123 4567 või 5123 4567.", "Helista [PHONE] või [PHONE].", {"phone": 2}),
+    ("et", "Isikukood 37605030299, mitte 37605030298", "Isikukood [NATIONAL_NUMBER], mitte 37605030298",
+     {"national_number": 1}),
+    ("fi", "Tunnus 131052-308T eikä 131052-308U", "Tunnus [NATIONAL_NUMBER] eikä 131052-308U",
+     {"national_number": 1}),
+    ("et", "Konto EE38 2200 2210 2014 5685, EE39 2200 2210 2014 5685",
+     "Konto [IBAN], EE39 2200 2210 2014 5685", {"iban": 1}),
+    ("et", "Masin 193.40.5.73, 192.168.1.1, 2001:7d0:8c::1, kell 12:30:45",
+     "Masin [IP], 192.168.1.1, [IP], kell 12:30:45", {"ip": 2}),
+    ("et", "Aastal 2024 oli 1 365 000 inimest, vt lk 10-12 ja @kasutaja", None, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "text", "masked", "counts"), PERSONAL)
+def test_personal_data_are_masked_and_counted(code, text, masked, counts):
+    step = MaskPersonalData(KINDS, (code,))
+    document = of_lines(text)
+    list(step.run([document]))
+    assert document.join() == (masked or text)
+    found = {key.removeprefix("masked/"): n for key, n in counted(step).items() if key.startswith("masked")}
+    assert found == counts
+    untouched = of_lines(text)
+    list(MaskPersonalData((), (code,)).run([untouched]))
+    assert untouched.join() == text
+
+
+def test_the_keys_in_a_corpus(tmp_path, capsys):
+    """Reasons, repaired lines and masked data are counted by source; keys at defaults leave no trace."""
+    source = tmp_path / "in.jsonl"
+    good = " ".join(ESTONIAN) + " Kirjuta a.b@ut.ee ja kõik."
+    wrong = " ".join(reversed(ESTONIAN)).encode().decode("latin-1")
+    looped = " ".join(ESTONIAN[:2]) + " " + ("Metsa servas kasvasid kõrged kuused. " * 20)
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in (good, wrong, looped)))
+    keys = {"quality": "fineweb2", "repair_encoding": True, "mask_personal_data": KINDS}
+    run_corpus(recipe(source, **keys), tmp_path / "corpus", tmp_path / "raw")
+    funnel = read_json(tmp_path / "corpus", Funnel)
+    (described,) = funnel.sources
+    assert (described.documents_kept, described.repaired_lines, described.masked) == (2, 1, {"email": 1})
+    assert [row.documents for row in funnel.steps if row.name == "quality"] == [1]
+    said = capsys.readouterr().err
+    assert "1 lines in another encoding were repaired" in said and "1 email" in said
+    plain = effective_settings(Corpus(sources=str(source)), language("et"))
+    assert not {"quality", "repair_encoding", "mask_personal_data", "quality_limits"} & set(plain)
