@@ -41,7 +41,7 @@ help:
 	@echo "make test-slurm-short    3 min  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
 	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
 	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
-	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
+	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"
 	@echo "make gpu-code             3 min  kernels, launches and bytes of layers compiled for GPUs that need not be here"
@@ -131,7 +131,7 @@ $(BORDER)/.peers: $(VENV)/.test
 	$(BIN)/python -m pip install -q --target $(BORDER)/transformers4 --no-deps transformers==4.57.6 huggingface_hub==0.36.0 tokenizers==0.22.1
 	$(BIN)/python -m venv $(BORDER)/programs
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BORDER)/programs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kielo.pth"
-	$(BORDER)/programs/bin/python -m pip install -q -c constraints.txt ctranslate2 lm-eval peft sentence-transformers trl
+	$(BORDER)/programs/bin/python -m pip install -q -c constraints.txt lm-eval peft sentence-transformers trl
 	touch $@
 
 border-peers: $(BORDER)/.peers

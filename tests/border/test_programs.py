@@ -121,29 +121,6 @@ def test_lm_eval_measures_what_kielo_measures(run: Path, tmp_path: Path) -> None
         assert -nats == pytest.approx(ours, rel=TOLERANCE), text
 
 
-CTRANSLATE2 = """
-import json, sys, ctranslate2
-folder, to = sys.argv[1:3]
-ctranslate2.converters.TransformersConverter(folder).convert(to)
-generator = ctranslate2.Generator(to, device="cpu", compute_type="float32")
-(scores,) = generator.score_batch([json.loads(sys.argv[3])])
-print(json.dumps(scores.log_probs))
-"""
-
-
-def test_ctranslate2_gives_the_same_log_probabilities(run: Path, tmp_path: Path) -> None:
-    folder = run / "hf"
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-    ids = tokenizer("Tere, maailm")["input_ids"]
-    names = json.dumps(tokenizer.convert_ids_to_tokens(ids))
-    found = program(CTRANSLATE2, tmp_path, folder, tmp_path / "made", names)
-    with torch.no_grad():
-        logs = model.float().eval()(torch.tensor([ids])).logits.log_softmax(-1)[0]
-    expected = [logs[place, token].item() for place, token in enumerate(ids[1:])]
-    # With a start token CTranslate2 scores the first token too.
-    np.testing.assert_allclose(found[-len(expected) :], expected, rtol=TOLERANCE, atol=TOLERANCE)
-
-
 TRL = """
 import json, sys, torch
 from datasets import Dataset

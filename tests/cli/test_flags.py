@@ -139,6 +139,12 @@ TYPED: list[tuple[str, dict]] = [
     ("verify round-trip a --keep b --json", {
         "proof": "round-trip", "weights": "a", "keep": "b", "json": True,
     }),
+    ("verify export a", {
+        "proof": "export", "run": "a", "sets": [], "export": None, "gguf": None, "texts": 4, "json": False,
+    }),
+    ("verify export a --export b --gguf c --texts 2 --json --set d=e", {
+        "proof": "export", "run": "a", "sets": ["d=e"], "export": "b", "gguf": "c", "texts": 2, "json": True,
+    }),
     ("verify position-heads a b", {
         "proof": "position-heads", "weights": "a", "text": Path("b"), "json": False,
     }),
@@ -205,7 +211,7 @@ def test_flags_have_these_values(words, values) -> None:
 
 SUBVERBS = {
     "plan": ["data", "compare", "explain", "calibrate", "resolve"],
-    "verify": ["parity", "layouts", "round-trip", "position-heads"],
+    "verify": ["parity", "layouts", "round-trip", "export", "position-heads"],
     "tokenizer": ["measure", "map"],
     "checkpoint": ["list", "show", "verify", "average"],
 }

@@ -50,6 +50,7 @@ SCREENS = {
     "verify parity": ["verify", "parity", "run"],
     "verify layouts": ["verify", "layouts", "run", "--case", "tensor2"],
     "verify round-trip": ["verify", "round-trip", "run/hf"],
+    "verify export": ["verify", "export", "run"],
     "verify position-heads": ["verify", "position-heads", "hf", "text.txt"],
     "evaluate": ["evaluate", "run"],
     "report": ["report", "run"],
@@ -85,7 +86,7 @@ SCREENS = {
     "clusters": ["clusters"],
     "languages": ["languages"],
 }
-SLOW = {"verify layouts"}
+SLOW = {"verify layouts", "verify export"}
 # A conversation, and the script of a shell, which tests of their own hold.
 WITHOUT_SCREEN = {"chat", "completion"}
 

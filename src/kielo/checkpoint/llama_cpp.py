@@ -1,24 +1,16 @@
 """llama.cpp itself over a GGUF file, in a process of its own: its asserts end a process without a message.
 
-The program is the Python package cyllama, a build of llama.cpp. `python -m kielo.checkpoint.llama_cpp` reads
-a question as JSON on its standard input, and writes the answer as JSON to the file that it names.
+The program is the Python package cyllama, a build of llama.cpp.
 """
 
-import json
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kielo.recipe.errors import KieloError
+from kielo.checkpoint import own_process
 
 PACKAGE = "cyllama"
-_LIMIT_SECONDS = 3600
-_PROBLEM = re.compile("error|assert", re.IGNORECASE)
 
 
 def program() -> str | None:
@@ -41,31 +33,16 @@ def scores_of(
 
     new_tokens: ids of a way on. Raise KieloError if llama.cpp fails.
     """
-    answer = _ask(file, {"sequences": [list(one) for one in sequences], "new_tokens": new_tokens})
-    return answer["log_probabilities"], answer["greedy"]
+    found = _ask(file, {"sequences": [list(one) for one in sequences], "new_tokens": new_tokens})
+    return found["log_probabilities"], found["greedy"]
 
 
 def _ask(file: Path, question: dict[str, Any]) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        to = Path(folder) / "answer.json"
-        asked = json.dumps(question | {"file": str(file), "to": str(to)})
-        command = [sys.executable, "-P", "-m", "kielo.checkpoint.llama_cpp"]
-        try:
-            ended = subprocess.run(
-                command, input=asked, capture_output=True, text=True, errors="replace", check=False,
-                timeout=_LIMIT_SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise KieloError(f"{file}: llama.cpp did not answer within {_LIMIT_SECONDS} s") from None
-        if ended.returncode or not to.exists():
-            said = [line for line in ended.stderr.splitlines() if _PROBLEM.search(line)] or ["no message"]
-            raise KieloError(
-                f"{file}: llama.cpp ({program()}) failed with exit code {ended.returncode}: {said[-1]}"
-            )
-        return json.loads(to.read_text(encoding="utf-8"))
+    return own_process.ask("kielo.checkpoint.llama_cpp", f"llama.cpp ({program()})", file, question)
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Answer a question of `ids_of` or `scores_of` in this process."""
     from cyllama.llama import llama_cpp as cpp
 
     class Model(cpp.LlamaModel):
@@ -123,5 +100,4 @@ def _log_probabilities(rows: Any, ids: Sequence[int]) -> list[float]:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    Path(asked["to"]).write_text(json.dumps(_answer(asked)), encoding="utf-8")
+    own_process.answer_with(answer)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kielo.artifact.lease import held
-from kielo.artifact.weights_folder import passed_over_in_words
+from kielo.artifact.weights_folder import CONFIG_FILE, passed_over_in_words
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -23,6 +23,10 @@ PROOFS = {
     "round-trip": (
         "verify:round_trip",
         "Hugging Face weights imported and exported again: every tensor the same",
+    ),
+    "export": (
+        "verify:export",
+        "an export in the programs that serve it: log-probabilities and greedy text",
     ),
     "position-heads": (
         "verify:position_heads",
@@ -102,6 +106,36 @@ def round_trip(options: argparse.Namespace) -> int:
 def _warn_of_files(source: str) -> None:
     if said := passed_over_in_words(Path(source)):
         print_text(f"warning: {said}", sys.stderr)
+
+
+@takes("""
+    $ kielo verify export demo_estonian
+    $ kielo verify export runs/demo_estonian --gguf my_gguf
+    RUN                    recipe or run folder, or an export in a run folder
+    --set KEY=VALUE
+    --export DIR           another export of the run; default: RUN/hf
+    --gguf DIR             also the file of this folder, made by `kielo export RUN --to DIR --format gguf`
+    --texts NUMBER:count=4  held-out texts to compare; default: 4
+    --json                 print the certificate as JSON
+""")
+def export(options: argparse.Namespace) -> int:
+    place = Path(options.run)
+    if (place / CONFIG_FILE).is_file():
+        run, folder = late.run_of_export(place), place
+    else:
+        run = run_folder(read_recipe(options.run, options.sets).recipe)
+        folder = Path(options.export or run / "hf")
+    gguf = None if options.gguf is None else Path(options.gguf)
+    # Not in verify/, which the parity stage replaces as a whole.
+    to = run / "serving"
+    certificate = late.verify_export(run, folder, gguf, options.texts, to)
+    if options.json:
+        print_json(certificate)
+    else:
+        print_table(*screens.serving_table(certificate))
+        print_text(screens.serving_verdict(certificate))
+        print_text(f"certificate: {to / late.SERVING_NAME}")
+    return 0 if certificate["passed"] else 1
 
 
 @takes("""

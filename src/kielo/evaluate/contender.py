@@ -24,10 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kielo.artifact.special_files import refuse_special_file
-from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.checkpoint.load_model import load_model
 from kielo.dataset.batches import causal_documents
 from kielo.dataset.document_packer import begins_with_cls, packed_begin_of_documents
-from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
@@ -116,19 +115,10 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
     An encoder's logits at a position are about the token there. `causal_use` has the logits of next tokens.
     """
-    config = resolved.identity.model
     device = _device()
-    with torch.device("meta"):
-        model = families.build_model(config)
+    model = load_model(checkpoint, resolved.identity.model, device)
     model.restarts_positions = bool(resolved.identity.dataset.restart_positions)
     model.make_masks.is_dense = resolved.placement.layout.alibi_kernel == "bias"
-    names = [name for name, _ in model.named_parameters()]  # a tied head is named once
-    tensors = read_tensors(checkpoint, [f"model/{name}" for name in names])
-    weights = {name: tensors[f"model/{name}"].to(device, torch.float32) for name in names}
-    model.load_state_dict(weights, strict=False, assign=True)
-    model.tie()
-    model.reset_buffers(device)
-    model.eval()
     tokenizer = load_tokenizer(tokenizer_folder)
     # In the hybrid objective the output at a position is about the next token: nothing is about the first.
     shift = int(resolved.identity.train.causal_share > 0)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from kielo.verify.round_trip import table as round_trip_table
     from kielo.verify.round_trip import verdict as round_trip_verdict
     from kielo.verify.round_trip import verify_round_trip as verify_round_trip
+    from kielo.verify.serving import SERVING_NAME as SERVING_NAME
+    from kielo.verify.serving import run_of_export as run_of_export
+    from kielo.verify.serving import verify_export as verify_export
     from kielo.verify.source_folder import position_heads_verdict as position_heads_verdict
     from kielo.verify.source_folder import verify_position_heads as verify_position_heads
 

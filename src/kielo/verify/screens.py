@@ -126,6 +126,66 @@ def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.1e}"
 
 
+CANNOT = "cannot serve it"
+
+
+class ServedBy(TypedDict):
+    """A program of serving.json. largest_difference: of a log-probability, in nats; None: not a number."""
+
+    program: str
+    version: str | None
+    verdict: str  # ok, FAILED, cannot serve it, not installed, no file
+    reason: str | None
+    limit: float | None
+    largest_difference: float | None
+    same_tokens: int | None  # tokens of greedy text that are Kielo's, of texts without a difference
+
+
+class ServingCertificate(TypedDict):
+    """The content of serving.json. texts: source and id of each held-out text."""
+
+    passed: bool
+    checkpoint: str
+    export: str
+    dtype: str
+    gguf: str | None
+    texts: list[str]
+    tokens: int
+    new_tokens: int
+    programs: list[ServedBy]
+    versions: dict[str, str]
+
+
+def serving_table(certificate: ServingCertificate) -> tuple[tuple[str, ...], list[list[str]]]:
+    rows = []
+    for row in certificate["programs"]:
+        measured = ["", "", ""]
+        if row["limit"] is not None:
+            measured = [_number(row["largest_difference"]), f"{row['limit']:.1e}", str(row["same_tokens"])]
+        rows.append([row["program"], row["version"] or "", *measured, row["verdict"]])
+    return ("program", "version", "log-probability", "limit", "greedy tokens", ""), rows
+
+
+def serving_verdict(certificate: ServingCertificate) -> str:
+    """Return a line for each program that does not serve the export, and the result."""
+    rows = certificate["programs"]
+    fixable = ("not installed", "no file")
+    lines = [
+        f"{row['program']}: {row['verdict']}{'.' if row['verdict'] in fixable else ':'} {row['reason']}"
+        for row in rows
+        if row["reason"]
+    ]
+    agreed = [row["program"] for row in rows if row["verdict"] == "ok"]
+    compared = (
+        f"{len(certificate['texts'])} held-out texts of {certificate['tokens']:,} tokens, and up to "
+        f"{certificate['new_tokens']} likeliest tokens after each"
+    )
+    if not certificate["passed"]:
+        different = [row["program"] for row in rows if row["verdict"] == "FAILED"]
+        return "\n".join([*lines, f"{', '.join(different)}: NOT the model of {certificate['checkpoint']}."])
+    return "\n".join([*lines, f"{', '.join(agreed)}: the model of {certificate['checkpoint']} ({compared})."])
+
+
 class PhasePeak(TypedDict):
     bytes: int
     kinds: dict[str, int]
