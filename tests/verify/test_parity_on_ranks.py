@@ -20,10 +20,19 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.resolve.memory import usable_bytes
 from kielo.resolve.resolve import resolve as resolve_recipe
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.shares import rank_of_stage
 from kielo.resolve.text import imagined_text
 from kielo.verify import kielo_ranks
 from kielo.verify.parity_on_ranks import Job, verify_parity_on_ranks
-from kielo.verify.parity_size import RanksOptions, bytes_of_sides, refuse_too_large_parity
+from kielo.verify.parity_size import (
+    RanksOptions,
+    bytes_of_sides,
+    phase_of,
+    refuse_too_large_parity,
+    rows_of,
+    scaled,
+)
+from kielo.verify.rehearse import rehearse
 from kielo.verify.sketch import relative_distance, sketch_of
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -99,8 +108,11 @@ def certified(
 
 def check(folder: Path, options: RanksOptions, planted: str = "", **axes: int) -> Parity:
     write_tokens(folder / "tokens")
+    is_tied = bool(axes.pop("tied", False))
     stages = {"pipeline_layers": (1, 1), "pipeline_stages_per_rank": 1} if "pipeline" in axes else {}
     resolved = resolve(folder, **axes, **stages)
+    model = resolved.identity.model.model_copy(update={"tie_word_embeddings": is_tied})
+    resolved = resolved.model_copy(update={"identity": resolved.identity.model_copy(update={"model": model})})
     saved(folder, resolved)
     ranks = resolved.placement.world_size
     first, *others = run_ranks(certified, ranks, folder, resolved, options, planted, timeout_seconds=280)
@@ -112,7 +124,8 @@ def check(folder: Path, options: RanksOptions, planted: str = "", **axes: int) -
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "axes", [{"tensor": 2}, {"shard": 2}, {"pipeline": 2}, {"context": 2}, {"tensor": 2, "pipeline": 2}],
+    "axes", [{}, {"tensor": 2}, {"shard": 2}, {"pipeline": 2}, {"context": 2}, {"tensor": 2, "pipeline": 2},
+     {"shard": 2, "tied": 1}, {"pipeline": 2, "tied": 1}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.full
@@ -120,7 +133,7 @@ def test_layouts_agree_with_accelerate(axes: dict[str, int], precision: str, tmp
     found = check(tmp_path, RanksOptions(steps=3, precision=precision), **axes)
     assert found.passed, found.first_difference
     assert found.gradient_max_relative_difference < 1e-5 and found.logits_max_difference < 1e-5
-    assert found.precision == precision and precision in found.layout
+    assert found.precision == precision and found.layout.endswith(f", in {precision}")
     assert (found.losses.rounding_differences is not None) == (precision == "bf16")
 
 
@@ -164,3 +177,37 @@ def test_both_sides_of_large_models_fit_their_devices(
     too_long = replace(options, sequence_length=2**17)
     with pytest.raises(KieloError, match=r"needs .* GB on each of .* usable\. Fix: --sequence-length 65536"):
         refuse_too_large_parity(resolved, too_long)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "ranks", "card", "axes"),
+    [
+        ("estonian_llama31_8b", 4, "a100_64", {"tensor": 2, "pipeline": 2, "shard": 1}),
+        ("estonian_llama31_8b", 1, "h200", {"tensor": 1, "pipeline": 1, "shard": 1}),
+        ("estonian_llama31_70b", 128, "mi250x_gcd", {}),
+    ],
+)
+def test_kielos_side_needs_no_more_in_a_rehearsal_than_was_counted(
+    name: str, ranks: int, card: str, axes: dict[str, int], precision: str
+) -> None:
+    """Of the first and the last pipeline rank, by the operators of a whole step; 5 % are the formula's."""
+    recipe = read_recipe(name, [f"layout.{axis}={size}" for axis, size in axes.items()]).recipe
+    resolved = resolve_recipe(recipe, run_folder(recipe), ranks, "cuda", card, text=imagined_text(recipe))
+    options = RanksOptions(precision=precision, sequence_length=1024).fitting(resolved)
+    of_run = scaled(resolved, options)
+    layout = of_run.placement.layout
+    phase = phase_of(of_run.identity, options, 1)
+    sequences = -(-phase.sequences_per_step // (layout.replicate * layout.shard))
+    placed = of_run.placement.phases[0].model_copy(
+        update={"micro_batch_sequences": 1, "micro_batches_per_step": rows_of(layout, sequences)}
+    )
+    of_run = Resolved(
+        identity=of_run.identity.model_copy(update={"phases": (phase,)}),
+        placement=of_run.placement.model_copy(update={"phases": (placed,)}),
+    )
+    counted = bytes_of_sides(resolved, options)["Kielo"]
+    for rank in {rank_of_stage(layout, 0), rank_of_stage(layout, layout.pipeline - 1)}:
+        needed = rehearse(of_run, rank)["needed_bytes"]
+        assert needed <= 1.05 * counted and needed <= usable_bytes(accelerator(card))

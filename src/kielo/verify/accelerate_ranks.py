@@ -77,6 +77,7 @@ class AccelerateRanks:
             self._fill(model, checkpoint)
         model.eval()
         _recompute_layers(model)
+        self._environment = dict(os.environ)
         self._accelerator = _accelerator(world, precision)
         self._rate = learning_rate(identity)
         groups = parameter_groups(model, identity.train.weight_decay)
@@ -97,7 +98,9 @@ class AccelerateRanks:
         self._accelerator.free_memory()
         for state in (AcceleratorState, PartialState, GradientState):
             state._shared_state.clear()
-        os.environ.pop("ACCELERATE_USE_FSDP", None)
+        os.environ.clear()
+        os.environ.update(self._environment)
+        torch.set_autocast_cache_enabled(True)
 
     def sketches(self, of_gradients: bool) -> dict[str, list[float]]:
         """Return our name → the sketch of the whole weight or gradient, which every rank gathers in turn."""
@@ -226,7 +229,11 @@ def _recompute_layers(model: PreTrainedModel) -> None:
 def _accelerator(world: World, precision: Precision) -> Accelerator:
     is_cpu, mixed = world.device.type == "cpu", "bf16" if precision == "bf16" else "no"
     if world.size == 1:
+        torch.set_autocast_cache_enabled(False)  # of weights, all of which would be in memory twice
         return Accelerator(cpu=is_cpu, mixed_precision=mixed)
+    # accelerate reads torchrun's variables, which srun does not set
+    place = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank}
+    os.environ.update({name: str(number) for name, number in place.items()})
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
