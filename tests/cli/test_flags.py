@@ -129,8 +129,13 @@ TYPED: list[tuple[str, dict]] = [
     ("status a --json", {"run": "a", "json": True}),
     ("cancel a", {"run": "a", "now": False}),
     ("cancel a --now", {"run": "a", "now": True}),
-    ("verify parity r", R | {"proof": "parity", "steps": None, "json": False}),
-    ("verify parity r --steps 3 --json", R | {"proof": "parity", "steps": 3, "json": True}),
+    ("verify parity r", R | {
+        "proof": "parity", "steps": None, "ranks": None, "precision": None, "sequence_length": None,
+        "json": False,
+    }),
+    ("verify parity r --steps 3 --ranks 4 --precision bf16 --sequence-length 64 --json", R | {
+        "proof": "parity", "steps": 3, "ranks": 4, "precision": "bf16", "sequence_length": 64, "json": True,
+    }),
     ("verify layouts r", R | {"proof": "layouts", "cases": None, "steps": 10, "json": False}),
     ("verify layouts r --case a --case b --steps 4 --json", R | {
         "proof": "layouts", "cases": ["a", "b"], "steps": 4, "json": True,
@@ -151,8 +156,12 @@ TYPED: list[tuple[str, dict]] = [
     ("verify position-heads a b --json", {
         "proof": "position-heads", "weights": "a", "text": Path("b"), "json": True,
     }),
-    ("evaluate m", {"model": "m", "recipe": None, "sets": [], "json": False}),
-    ("evaluate m r --json --set a=b", {"model": "m", "recipe": "r", "sets": ["a=b"], "json": True}),
+    ("evaluate m", {
+        "model": "m", "recipe": None, "sets": [], "ranks": None, "precision": None, "json": False,
+    }),
+    ("evaluate m r --json --set a=b --ranks 2 --precision fp32", {
+        "model": "m", "recipe": "r", "sets": ["a=b"], "ranks": 2, "precision": "fp32", "json": True,
+    }),
     ("generate m p", {
         "model": "m", "prompt": "p", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "json": False,
     }),

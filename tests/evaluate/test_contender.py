@@ -17,6 +17,7 @@ from kielo.evaluate.contender import (
     document_tokens,
     load_hugging_face,
     load_hugging_face_model,
+    refuse_without_room,
     start_of_text_id,
 )
 from kielo.evaluate.generate import Sampling, continue_text
@@ -125,6 +126,17 @@ def test_a_folder_is_loaded_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value) == (
         "other: not a causal language model that transformers can load (OSError: no such thing)"
     )
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 billion parameters in fp32 are 280 GB; eight ranks of 100 GB have room beside the weights."""
+    for available, fits in ((281 * 10**9, True), (100 * 10**9, False)):
+        monkeypatch.setattr(module, "host_memory", lambda size=available: SimpleNamespace(available=size))
+        if fits:
+            refuse_without_room("step", 70 * 10**9, torch.device("cpu"))
+            continue
+        with pytest.raises(KieloError, match=r"^step: its weights are 280\.0 GB in fp32, .* Fix: --ranks 8 "):
+            refuse_without_room("step", 70 * 10**9, torch.device("cpu"))
 
 
 def test_documents_are_one_stream() -> None:

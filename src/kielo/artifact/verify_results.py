@@ -145,7 +145,7 @@ class SourceFolder(JsonObject):
 
 
 class Parity(JsonFile):
-    """Comparison of Kielo and transformers: the same weights and samples, trained in fp32 in one process."""
+    """Comparison of Kielo and transformers: the same weights and samples, trained by both."""
 
     FILE_NAME: ClassVar[str] = "parity.json"
 
@@ -172,6 +172,10 @@ class Parity(JsonFile):
     sequence_length: int
     hugging_face_overrides: JsonTable
     """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""
+    precision: str = "fp32"
+    """Precision of the steps. Logits and gradients are compared in fp32."""
+    layout: str = ""
+    """Kielo's layout and precision; empty: one process in fp32."""
 
     def limit_in_words(self) -> str:
         limit = f"tolerance {self.tolerance:.0e}"

@@ -1,6 +1,7 @@
 """`kielo evaluate`: scores of a run's checkpoint, or of a Hugging Face folder, on the run's held-out text."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
@@ -9,9 +10,12 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
+from kielo.recipe.sections import Precision
 from kielo.stages import late, results
+from kielo.stages.attempt import on_ranks, resolve_here
 
 
 @takes("""
@@ -19,9 +23,11 @@ from kielo.stages import late, results
     $ kielo evaluate runs/demo_estonian/hf demo_estonian
     MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
     [RECIPE]
+    --ranks RANKS:count      processes of this machine that share the model, in the layout of the recipe
+    --precision {fp32,bf16}  precision of the products; default: fp32. Only with --ranks or in a job
     --json
 """)
-def evaluate(options: argparse.Namespace) -> None:
+def evaluate(options: argparse.Namespace) -> int:
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
     is_run = (model / RUN_RECIPE_NAME).is_file()
@@ -42,16 +48,50 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
+    precision: Precision = options.precision or "fp32"
+
+    def checkpoint() -> Path:
+        return model if options.recipe else results.newest_checkpoint(folder)
+
+    def on_this_rank() -> int:
+        placed, _ = resolve_here(recipe, find_rendezvous().size)
+        scores = (
+            late.evaluate_hugging_face_on_ranks(recipe, placed, folder, model, precision)
+            if is_hugging_face
+            else late.make_scores_on_ranks(recipe, placed, folder, checkpoint, precision)
+        )
+        if scores is not None:  # on rank 0
+            _print(scores, None, options.json)
+        return 0
+
+    names = [options.model, *([options.recipe] if options.recipe else [])]
+    code = on_ranks(rank_words(["evaluate", *names], options), options.ranks, on_this_rank)
+    if code is not None:
+        return code
+    if options.precision is not None:
+        raise KieloError("--precision: one process scores in fp32. Fix: --ranks 1 --precision bf16")
     scores: Scores | MaskedScores
     if is_hugging_face:
         scores = late.evaluate_hugging_face(recipe, folder, model)
     else:
         with held(folder):
-            checkpoint = model if options.recipe else results.newest_checkpoint(folder)
-            scores = results.evaluate(recipe, folder, checkpoint)
+            scores = results.evaluate(recipe, folder, checkpoint())
     # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
-    if options.json:
+    _print(scores, causal, options.json)
+    return 0
+
+
+def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Return a rank's command line: the verb with its names, and the flags of `options`."""
+    sets = [argument for entry in options.sets for argument in ("--set", entry)]
+    given = {"--ranks": options.ranks, "--precision": options.precision}
+    flags = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [*words, *sets, *flags, *(["--json"] if options.json else [])]
+
+
+def _print(scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> None:
+    if is_json:
         return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
     if isinstance(scores, MaskedScores):
         _print_masked(scores)

@@ -2,16 +2,22 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.weights_folder import CONFIG_FILE, passed_over_in_words
+from kielo.cli.evaluate import rank_words
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import placed_as_trained
 from kielo.stages import late
-from kielo.stages.results import certify
+from kielo.stages.attempt import on_ranks, resolve_here
+from kielo.stages.results import PARITY_ON_RANKS, certify, certify_on_ranks
 from kielo.verify import screens
 
 PROOFS = {
@@ -42,21 +48,49 @@ def verify_flags(parser: VerbParser) -> None:
 
 @takes("""
     $ kielo verify parity demo_estonian --steps 20
+    $ kielo verify parity demo_estonian --ranks 2 --precision bf16
     RECIPE
-    --steps STEPS:count  optimiser steps; default: verify.parity_steps
-    --json               print the certificate as JSON
+    --steps STEPS:count      optimiser steps; default: verify.parity_steps
+    --ranks RANKS:count      processes of this machine: Kielo in the recipe's layout, then transformers under
+                             accelerate with FSDP, one after the other
+    --precision {fp32,bf16}  precision of the steps; default: the run's. Only with --ranks or in a job
+    --sequence-length TOKENS:count  default: the run's. Only with --ranks or in a job
+    --json                   print the certificate as JSON
 """)
 def parity(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
         raise KieloError(f"{folder} has no resolved.toml yet. Fix: kielo run {options.recipe} --to train")
+    words = ["verify", "parity", options.recipe]
+    for flag, value in {"--steps": options.steps, "--sequence-length": options.sequence_length}.items():
+        words += [] if value is None else [flag, str(value)]
+    on_this_rank = partial(_parity_on_this_rank, recipe, folder, options)
+    code = on_ranks(rank_words(words, options), options.ranks, on_this_rank)
+    if code is not None:
+        return code
+    if options.precision is not None or options.sequence_length is not None:
+        raise KieloError("--precision and --sequence-length: one process has its own. Fix: with --ranks 1")
     with held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
         print_json(certificate.content())
     else:
         print_text(f"certificate: {folder / 'verify' / certificate.FILE_NAME}")
+    return 0 if certificate.passed else 1
+
+
+def _parity_on_this_rank(recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
+    placed, _ = resolve_here(recipe, find_rendezvous().size)
+    certificate = certify_on_ranks(
+        recipe, folder, placed_as_trained(placed, folder), options, is_quiet=options.json
+    )
+    if certificate is None:  # rank 0 has it
+        return 0
+    if options.json:
+        print_json(certificate.content())
+    else:
+        print_text(f"certificate: {folder / PARITY_ON_RANKS / certificate.FILE_NAME}")
     return 0 if certificate.passed else 1
 
 

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from kielo.artifact.special_files import refuse_special_file
 from kielo.checkpoint.load_model import load_model
 from kielo.dataset.batches import causal_documents
 from kielo.dataset.document_packer import begins_with_cls, packed_begin_of_documents
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
@@ -40,10 +41,16 @@ from kielo.tokenizer.load import (
     vocabulary_size,
 )
 from kielo.tokenizer.text_frame import ids_before_texts
+from kielo.train.forward_backward import NextToken
+from kielo.train.watch.resources import host_memory
 
 # A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder → a `Contender`,
 # which turns token ids into logits, in fp32, on the GPU if this machine has one.
 Logits = Callable[[Tensor, Tensor | None], Tensor]
+# (tokens_bs, documents_bs or None, labels_bs) → the nats of each label [b, s], in fp32.
+Losses = Callable[[Tensor, Tensor | None, Tensor], Tensor]
+MOST_TOKENS_PER_FORWARD = 8192
+MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,28 @@ class Contender:
     # The first tokens of each document, as in training or by the post-processor of a Hugging Face folder;
     # `[CLS]` in the causal use of an encoder. They are given: their bits do not count.
     first_ids: tuple[int, ...] = ()
+    losses: Losses | None = None  # without whole logits; None: computed from `logits`
+    # Ranks that share the rows of a batch. All ranks of a job call `logits` and `losses` with the same batch.
+    data_ranks: int = 1
+
+    def target_log_probabilities(self, tokens_bs: Tensor, labels_bs: Tensor) -> Tensor:
+        """Return the log-probability [b, s] of each label after the tokens up to its position, in fp32.
+
+        Without `losses` all logits exist at one time.
+        """
+        documents_bs = self.documents(tokens_bs)
+        if self.losses is not None:
+            return -self.losses(tokens_bs, documents_bs, labels_bs)
+        logits_bsv = self.logits(tokens_bs, documents_bs).float()
+        losses_n = cross_entropy(logits_bsv.flatten(0, 1), labels_bs.flatten(), reduction="none")
+        return -losses_n.view(labels_bs.shape)
+
+    def rows_of(self, length: int) -> int:
+        """Return the number of rows of `length` tokens in a forward pass."""
+        most_tokens = MOST_TOKENS_PER_FORWARD
+        if self.losses is None:
+            most_tokens = min(most_tokens, MOST_LOGITS_PER_FORWARD // vocabulary_size(self.tokenizer))
+        return self.data_ranks * max(1, most_tokens // length)
 
     @property
     def has_chat_template(self) -> bool:
@@ -115,13 +144,19 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
     An encoder's logits at a position are about the token there. `causal_use` has the logits of next tokens.
     """
-    device = _device()
-    model = load_model(checkpoint, resolved.identity.model, device)
+    config, device = resolved.identity.model, _device()
+    refuse_without_room(str(checkpoint), parameters(config), device)
+    model = load_model(checkpoint, config, device)
     model.restarts_positions = bool(resolved.identity.dataset.restart_positions)
     model.make_masks.is_dense = resolved.placement.layout.alibi_kernel == "bias"
     tokenizer = load_tokenizer(tokenizer_folder)
     # In the hybrid objective the output at a position is about the next token: nothing is about the first.
     shift = int(resolved.identity.train.causal_share > 0)
+    head = NextToken(z_loss=0.0, chunk_tokens=max(1, MOST_LOGITS_PER_FORWARD // config.vocab_rows))
+
+    def losses(tokens_bs: Tensor, documents_bs: Tensor | None, labels_bs: Tensor) -> Tensor:
+        return head.token_losses(model, model(tokens_bs, documents_bs).roll(shift, 1), labels_bs)
+
     return Contender(
         name=str(checkpoint),
         logits=lambda tokens_bs, documents_bs: model.logits(model(tokens_bs, documents_bs).roll(shift, 1)),
@@ -133,7 +168,23 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
         device=device,
         module=model,
         first_ids=packed_begin_of_documents(Path(tokenizer_folder).parent / "tokens", Path(tokenizer_folder)),
+        losses=losses,
     )
+
+
+def refuse_without_room(name: str, num_parameters: int, device: torch.device) -> None:
+    """Raise KieloError if weights in fp32 do not fit the free memory of one device, before they are read."""
+    host = host_memory()
+    room = host.available if host is not None else math.inf
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0]
+    needed = 4 * num_parameters
+    if needed > room:
+        ranks = 2 ** math.ceil(math.log2(2 * needed / max(room, 1)))
+        raise KieloError(
+            f"{name}: its weights are {needed / 1e9:.1f} GB in fp32, and {room / 1e9:.1f} GB are free here. "
+            f"Fix: --ranks {ranks} on devices of this size"
+        )
 
 
 def causal_use(contender: Contender, recipe: Recipe) -> Contender:
@@ -145,7 +196,8 @@ def causal_use(contender: Contender, recipe: Recipe) -> Contender:
         documents_bs = torch.zeros_like(tokens_bs) if documents_bs is None else documents_bs
         return model.logits(model(tokens_bs, causal_documents(documents_bs)))
 
-    return replace(contender, logits=logits, first_ids=() if cls_id is None else (cls_id,))
+    first_ids = () if cls_id is None else (cls_id,)
+    return replace(contender, logits=logits, first_ids=first_ids, losses=None)
 
 
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
@@ -227,10 +279,6 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-MOST_TOKENS_PER_FORWARD = 8192
-MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
-
-
 def counted_bytes(texts: Sequence[str]) -> int:
     """Return the divisor of bits: the UTF-8 bytes of the documents, and one for each document's border."""
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
@@ -263,17 +311,13 @@ def token_stream_bits(
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)
     weights = torch.ones(len(tokens)) if counted is None else torch.from_numpy(counted).float()
     stride = max(1, length // 2) if stride is None else min(stride, length)
-    nats, rows = 0.0, 1  # until the number of logits is known
+    nats, rows = 0.0, contender.rows_of(length)
     for first, group in groupby(windows(len(tokens), length, stride), key=itemgetter(1)):
         while batch := list(islice(group, rows)):
             spans = torch.stack([stream[start : start + length + 1] for start, _ in batch])
             spans = spans.to(contender.device)
             inputs, labels = spans[:, :-1], spans[:, 1:]
-            logits = contender.logits(inputs, contender.documents(inputs))[:, first:]
-            wanted = labels[:, first:].flatten()
-            losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none")
+            losses = -contender.target_log_probabilities(inputs, labels)[:, first:].flatten()
             counts = torch.stack([weights[start + first : start + length] for start, _ in batch])
             nats += (losses.double() * counts.flatten().to(losses.device)).sum().item()
-            most_tokens = min(MOST_TOKENS_PER_FORWARD, MOST_LOGITS_PER_FORWARD // logits.shape[-1])
-            rows = max(1, most_tokens // length)
     return nats / np.log(2)

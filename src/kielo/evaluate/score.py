@@ -12,6 +12,7 @@ from kielo.artifact.documents import messages_of
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
+from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.document_packer import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
@@ -120,7 +121,10 @@ CONVENTION = (
 
 
 def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
-    """Score the contender `name` beside the baselines on the held-out text of a run."""
+    """Score the contender `name` beside the baselines on the held-out text of a run.
+
+    All ranks of a job call it together and get the same scores. Rank 0 computes the baselines.
+    """
     heldout, coverage = heldout_documents(run_folder / "tokens")
     texts, stored = [document["text"] for document in heldout], [stored_ids(one) for one in heldout]
     own = load_tokenizer(run_folder / "tokenizer")
@@ -135,7 +139,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
         text = generate(contender, prompt, *how, recipe.seed + number)
         samples.append(Sample(prompt=prompt, text=text))
-    baselines, given = _baselines(recipe, run_folder, own, texts, stored)
+    baselines, given = Agreement().on_first(lambda: _baselines(recipe, run_folder, own, texts, stored))
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,

@@ -3,8 +3,8 @@
 import os
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -65,6 +65,19 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     except KieloError:
         linger(place)
         raise
+
+
+@contextmanager
+def world_of_job(
+    timeout_seconds: float, device: str | None = None, leave_seconds: float = 600.0
+) -> Iterator[World]:
+    """Start the world for a block, and end it. Ranks wait at the end for rank 0, at most `leave_seconds`."""
+    world = start_world(timeout_seconds, device)
+    try:
+        yield world
+        leave_together(leave_seconds)
+    finally:
+        end_world()
 
 
 def enter_world(world: World, backend: str) -> World:

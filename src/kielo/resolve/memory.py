@@ -104,6 +104,14 @@ def memory_bytes(work: MemoryColumns) -> MemoryBytes:
     return _chosen(is_last, last, first)
 
 
+def scoring_bytes(work: MemoryColumns) -> Column:
+    """Return the bytes that a forward pass without gradients reserves on the fullest rank."""
+    is_last_too = work.last_parameters == 0
+    first = _Rank(work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True)
+    last = _Rank(work, work.last_parameters, work.last_layers, work.last_passes, ~is_last_too, False)
+    return np.maximum(first.scoring_bytes(), np.where(is_last_too, 0.0, last.scoring_bytes()))
+
+
 def is_last_fullest(work: MemoryColumns) -> Column:
     """Return True where the last pipeline rank peaks higher than the first, by tensors."""
     return _ends(work)[2]
@@ -222,6 +230,20 @@ class _Rank:
             ),
             (self.shards + _FP32_BYTES * (self.root - late) * (self.shard == 1), self.widened, zero, zero),
         ]
+
+    def scoring_bytes(self) -> Column:
+        """Return the bytes that a pass without gradients reserves. It keeps no layer's activations."""
+        work = self.work
+        weights = _FP32_BYTES * self.parameters / self.shard
+        of_layers = np.where(work.zero == 3, 2 * self.layer, self.parameters - self.root)
+        gathered = self.root * work.compute_bytes + work.gathered_bytes * of_layers
+        tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
+        columns = tokens * work.vocabulary / work.tensor
+        logits = self.has_head * (work.compute_bytes + 2 * _FP32_BYTES) * columns
+        hidden = 4 * work.tokens * work.hidden * work.compute_bytes
+        a_layer = work.tokens * (work.kept_bytes + work.again_bytes) + work.mask_bytes
+        passing = gathered + hidden + np.maximum(a_layer, logits)
+        return weights + passing + workspace_bytes(passing)
 
     @cached_property
     def shard(self) -> Column:

@@ -277,3 +277,14 @@ def _identity(content: JsonTable) -> Identity:
 
 def _keys_of(error: ValidationError) -> str:
     return ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
+
+
+def placed_as_trained(placed: Resolved, run_folder: Path) -> Resolved:
+    """Return the placement of this job with the identity of the run's resolved.toml."""
+    identity = read(run_folder / "resolved.toml").identity
+    if identity.model != placed.identity.model:
+        raise KieloError(
+            f"{run_folder / 'resolved.toml'}: the run has another [model] than the recipe. "
+            "Fix: the recipe with which it was trained"
+        )
+    return placed.model_copy(update={"identity": identity})

@@ -6,9 +6,9 @@ A finished training needs no torch.
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kielo.artifact.attempt_files import Outcome, Refusal, note_refusal
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, Refusal, note_refusal
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.weights_folder import resolve_weights, weights_here
 from kielo.plan.cost import with_expectation
@@ -21,12 +21,12 @@ from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.complete_model import overridden_in_words
 from kielo.resolve.resolve import resolve
-from kielo.resolve.resolved import Resolved, read
+from kielo.resolve.resolved import Resolved, filled, read
 from kielo.resolve.shares import uneven_steps
 from kielo.resolve.software import RESOLVED_NAME, chosen_precision, installed, start_timeout_seconds
 from kielo.stages import late
 from kielo.train.records import is_finished, nothing_to_do
-from kielo.train.start_ranks import RESTARTS, start_ranks
+from kielo.train.start_ranks import RESTARTS, start_ranks, start_verb
 
 # Errors of the system that do not go away by themselves.
 _LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
@@ -137,6 +137,26 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
         if isinstance(error, KieloError) or error.errno in _LASTING:
             note_refusal(Refusal(message=sentence(error) or ""))
         raise
+
+
+def on_ranks(arguments: Sequence[str], ranks: int | None, work: Callable[[], int]) -> int | None:
+    """Do a verb's work on the ranks of a job, and return its exit code; None if one process should do it.
+
+    A launcher's rank calls `work`. Another process with `ranks` starts them with `kielo ARGUMENTS`, or calls
+    `work` itself as the only rank.
+    """
+    is_a_rank = find_rendezvous().size > 1
+    if not is_a_rank and ranks is None:
+        return None
+    if not is_a_rank and ranks != 1:
+        return start_verb(arguments, filled(ranks))
+    try:
+        return work()
+    except (KieloError, OSError) as error:
+        if REFUSAL_FILE not in os.environ:
+            raise
+        note_refusal(Refusal(message=sentence(error) or ""))  # the process that started this rank prints it
+        return 1
 
 
 def this_device() -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kielo.evaluate.generate import continue_text as continue_text
     from kielo.evaluate.score import evaluate_hugging_face as evaluate_hugging_face
     from kielo.evaluate.score import make_scores as make_scores
+    from kielo.evaluate.score_on_ranks import evaluate_hugging_face_on_ranks as evaluate_hugging_face_on_ranks
+    from kielo.evaluate.score_on_ranks import make_scores_on_ranks as make_scores_on_ranks
     from kielo.ranks.world import meet as meet
     from kielo.ranks.world import once_a_node as once_a_node
     from kielo.report.ladder_page import notes as ladder_notes
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kielo.verify.layouts import CERTIFICATE_NAME as LAYOUTS_CERTIFICATE
     from kielo.verify.layouts import verify_layouts as verify_layouts
     from kielo.verify.parity import verify_parity as verify_parity
+    from kielo.verify.parity_on_ranks import verify_parity_on_ranks as verify_parity_on_ranks
     from kielo.verify.preflight.check_nodes import preflight as preflight
     from kielo.verify.rehearse import rehearse as rehearse
     from kielo.verify.round_trip import table as round_trip_table

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from rich.console import Console
 
 from kielo.artifact import checkpoint_inspection
 from kielo.artifact.checkpoint_folder import run_around
@@ -17,11 +18,12 @@ from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, IdsProof, wa
 from kielo.dataset.provenance import check_tokenizer_of_checkpoint, check_tokens
 from kielo.evaluate.evaluation import wanted_scores
 from kielo.recipe.errors import KieloError, print_text
-from kielo.recipe.sections import CompleteModel, Recipe
+from kielo.recipe.sections import CompleteModel, Precision, Recipe
 from kielo.report.model_card import card_languages, export_card, write_model_card
-from kielo.resolve.resolved import read
+from kielo.resolve.resolved import Resolved, read
 from kielo.stages import late
 from kielo.verify.certificate import ParityOptions, current_certificate, print_parity
+from kielo.verify.parity_size import RanksOptions
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
@@ -41,11 +43,7 @@ def certify(
 
     shows_current: print an existing certificate, too.
     """
-    if recipe.train.objective == "masked_tokens":
-        raise KieloError(
-            'train.objective = "masked_tokens": only decoders are compared with transformers. '
-            "Fix: kielo verify layouts, or kielo verify round-trip"
-        )
+    _refuse_encoder(recipe)
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_state(checkpoint), folder)
     options = ParityOptions(
@@ -62,6 +60,44 @@ def certify(
     if is_shown and not is_quiet:
         print_parity(certificate)
     return certificate
+
+
+PARITY_ON_RANKS = "parity_on_ranks"  # beside verify/, which the parity stage replaces as a whole
+
+
+def certify_on_ranks(
+    recipe: Recipe, folder: Path, resolved: Resolved, asked: Any, is_quiet: bool = False
+) -> Parity | None:
+    """Certify parity on the ranks of this job, in its placement `resolved`. Rank 0 gets the certificate.
+
+    asked: has the flags steps, precision and sequence_length of `kielo verify parity`, None if not given.
+    """
+    _refuse_encoder(recipe)
+    section, first = recipe.verify, resolved.identity.train.precision
+    precision: Precision = asked.precision or ("fp32" if first == "fp32" else "bf16")
+    options = RanksOptions(
+        steps=asked.steps or section.parity_steps,
+        sequences_per_step=section.parity_sequences_per_step,
+        tolerance=section.tolerance,
+        sequence_length=asked.sequence_length,
+        precision=precision,
+    )
+
+    def checkpoint() -> Path:
+        found = newest_checkpoint(folder)
+        check_tokens(read_state(found), folder)
+        return found
+
+    console = None if is_quiet else Console()
+    return late.verify_parity_on_ranks(resolved, folder / PARITY_ON_RANKS, checkpoint, options, console)
+
+
+def _refuse_encoder(recipe: Recipe) -> None:
+    if recipe.train.objective == "masked_tokens":
+        raise KieloError(
+            'train.objective = "masked_tokens": only decoders are compared with transformers. '
+            "Fix: kielo verify layouts, or kielo verify round-trip"
+        )
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from kielo.models.blocks.decoder import Decoder
+from kielo.models.blocks.decoder import Decoder, Head
 from kielo.parallel.fsdp import COMPUTE_DTYPES, set_last_micro_batch
 from kielo.parallel.mesh import Mesh, sum_over, sum_over_data
 from kielo.parallel.pipeline_parallel import ExampleTensors, Stages, schedule_of
@@ -25,7 +25,7 @@ from kielo.ranks.communicator import pass_message
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.stages import SCHEDULES, rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.loss import IGNORED_LABEL, LossOptions, chunked_loss
+from kielo.train.loss import IGNORED_LABEL, LossOptions, chunked_loss, token_losses, whole_logits
 from kielo.train.profile import HEAD_AND_LOSS
 
 _SHARES = 16  # the head takes 1 to 16 sixteenths of a micro-batch's tokens
@@ -50,8 +50,12 @@ class NextToken:
 
     def __call__(self, model: Decoder, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
         of = micro_batch
-        hidden_bsd = model(of.inputs_bs, of.documents_bs, of.positions_s, of.dropout_keys_b2)
-        return self.of_hidden(model, self.gathered(hidden_bsd), of.labels_bs, divisor, of.counted)
+        return self.of_hidden(model, self.hidden(model, of), of.labels_bs, divisor, of.counted)
+
+    def hidden(self, model: Decoder, micro_batch: MicroBatch) -> Tensor:
+        """Return the whole model's output [b, s, d], gathered."""
+        of = micro_batch
+        return self.gathered(model(of.inputs_bs, of.documents_bs, of.positions_s, of.dropout_keys_b2))
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
         """Return the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
@@ -70,7 +74,28 @@ class NextToken:
         """Compute the loss of gathered hidden states. `counted` is at least the number of counted labels."""
         if self.picks_counted and counted is not None:
             hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
-        options = LossOptions(
+        options = self._of_loss(model)
+
+        def loss(hidden_bsd: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return chunked_loss(hidden_bsd, weight, labels_bs, divisor, options, bias)
+
+        with record_function(HEAD_AND_LOSS):
+            return _head_of(model)(hidden_bsd, loss)
+
+    def token_losses(self, model: Decoder, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:
+        """Return the cross-entropy [b, s] of each label in nats, by chunks, of gathered hidden states."""
+        options = self._of_loss(model)
+        return _head_of(model)(
+            hidden_bsd, lambda x, weight, bias: token_losses(x, weight, labels_bs, options, bias)
+        )
+
+    def logits(self, model: Decoder, hidden_bsd: Tensor) -> Tensor:
+        """Return whole logits [b, s, vocab_size] in fp32 of gathered hidden states."""
+        options = self._of_loss(model)
+        return _head_of(model)(hidden_bsd, lambda x, weight, bias: whole_logits(x, weight, options, bias))
+
+    def _of_loss(self, model: Decoder) -> LossOptions:
+        return LossOptions(
             self.z_loss,
             self.chunk_tokens,
             group=None if self.tensor_axis is None else self.tensor_axis.get_group(),
@@ -82,13 +107,11 @@ class NextToken:
             fp8=getattr(model, "fp8_head", None),
         )
 
-        def loss(hidden_bsd: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return chunked_loss(hidden_bsd, weight, labels_bs, divisor, options, bias)
 
-        if model.head is None:
-            raise ValueError("this stage of the model has no head")
-        with record_function(HEAD_AND_LOSS):
-            return model.head(hidden_bsd, loss)
+def _head_of(model: Decoder) -> Head:
+    if model.head is None:
+        raise ValueError("this stage of the model has no head")
+    return model.head
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
@@ -178,6 +201,33 @@ class PipelineForwardBackward:
 
         It runs stage after stage, because torch's schedules do not take the sizes of held-out batches.
         """
+        hidden_bsd = self._through_stages(micro_batch)
+        loss = torch.zeros((), device=divisor.device)
+        if self._model.last is not None:
+            loss = replace(self._objective, z_loss=z_loss).of_hidden(
+                self._model.last, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted
+            )
+        return sum_over(loss, [self._axis])
+
+    def token_losses(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the cross-entropy of each label in nats, fp32, the same on all pipeline ranks."""
+        hidden_bsd = self._through_stages(micro_batch)
+        losses_bs = torch.zeros(micro_batch.labels_bs.shape, device=hidden_bsd.device)
+        if self._model.last is not None:
+            losses_bs = self._objective.token_losses(self._model.last, hidden_bsd, micro_batch.labels_bs)
+        return sum_over(losses_bs, [self._axis])
+
+    def logits(self, micro_batch: MicroBatch) -> Tensor:
+        """Return whole logits [b, s, vocab_size] in fp32, the same on all pipeline ranks."""
+        hidden_bsd, size = self._through_stages(micro_batch), self._model.config.vocab_size
+        if self._model.last is not None:
+            return sum_over(self._objective.logits(self._model.last, hidden_bsd), [self._axis])
+        return sum_over(
+            torch.zeros(*micro_batch.inputs_bs.shape, size, device=hidden_bsd.device), [self._axis]
+        )
+
+    def _through_stages(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the output of this rank's last stage, after all stages before it."""
         self._place(micro_batch)
         self._model.copy_tied()
         model, group, ranks = self._model, self._axis.get_group(), self._rank_of_each_stage
@@ -185,18 +235,13 @@ class PipelineForwardBackward:
         for part, number in zip(model.parts, model.numbers, strict=True):
             if number > 0 and ranks[number - 1] != group.rank():
                 hidden_bsd = torch.empty(
-                    self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device
+                    self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=hidden_bsd.device
                 )
                 pass_message(dist.irecv, hidden_bsd, group, ranks[number - 1])
             hidden_bsd = part(hidden_bsd, documents_bs=micro_batch.documents_bs)
             if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
                 pass_message(dist.isend, hidden_bsd.contiguous(), group, ranks[number + 1])
-        loss = torch.zeros((), device=divisor.device)
-        if model.last is not None:
-            loss = replace(self._objective, z_loss=z_loss).of_hidden(
-                model.last, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted
-            )
-        return sum_over(loss, [self._axis])
+        return hidden_bsd
 
     def _place(self, micro_batch: MicroBatch) -> None:
         """Set the positions for all stages, whose hidden states may have fewer columns than tokens."""
@@ -258,6 +303,15 @@ class PlainForwardBackward:
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
         return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
+
+    def token_losses(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the cross-entropy of each label in nats, fp32."""
+        hidden_bsd = self._objective.hidden(self._model, micro_batch)
+        return self._objective.token_losses(self._model, hidden_bsd, micro_batch.labels_bs)
+
+    def logits(self, micro_batch: MicroBatch) -> Tensor:
+        """Return whole logits [b, s, vocab_size] in fp32."""
+        return self._objective.logits(self._model, self._objective.hidden(self._model, micro_batch))
 
 
 ForwardBackward = PlainForwardBackward | PipelineForwardBackward

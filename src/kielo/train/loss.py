@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import cross_entropy
 
 from kielo.parallel.fp8 import Fp8Head
 from kielo.recipe.sections import Fp8
@@ -92,6 +93,71 @@ def chunked_loss(
     return _ChunkedLoss.apply(
         hidden.flatten(0, -2), labels.flatten(), divisor, needs_gradients, options, weight_vd, bias_v
     )
+
+
+@torch.no_grad()
+def token_losses(
+    hidden: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    options: LossOptions | None = None,
+    head_bias: Tensor | None = None,
+) -> Tensor:
+    """Return the cross-entropy of each label in nats, fp32, of the labels' shape; 0 for labels without loss.
+
+    Arguments and errors are as in `chunked_loss`. At most `chunk_tokens` × v logits exist at one time.
+    """
+    options = options or LossOptions()
+    group = options.group
+    weight_vd = _own_rows(head_weight, group)
+    bias_v = None if head_bias is None else _own_rows(head_bias, group)
+    hidden_nd, labels_n = hidden.flatten(0, -2), labels.flatten()
+    losses_n = torch.zeros(len(labels_n), dtype=torch.float32, device=hidden.device)
+    for start in range(0, len(labels_n), options.chunk_tokens):
+        chunk = slice(start, start + options.chunk_tokens)
+        is_counted_c = labels_n[chunk] != IGNORED_LABEL
+        labels_c = labels_n[chunk].masked_fill(~is_counted_c, 0)
+        logits_cv = _own_logits(hidden_nd[chunk], weight_vd, bias_v, options)
+        if group is None or group.size() == 1:
+            chunk_losses_c = cross_entropy(logits_cv.float(), labels_c, reduction="none")
+        else:
+            own_3c, _ = _own_sums(logits_cv, labels_c - group.rank() * logits_cv.shape[1])
+            all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
+            dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
+            maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
+            maxima_c = maxima_tc.amax(0)
+            sums_c = (sums_tc * (maxima_tc - maxima_c).exp()).sum(0)
+            chunk_losses_c = sums_c.log() + (maxima_c - targets_tc.amax(0))
+        losses_n[chunk] = chunk_losses_c.masked_fill(~is_counted_c, 0.0)
+    return losses_n.view(labels.shape)
+
+
+@torch.no_grad()
+def whole_logits(
+    hidden: Tensor, head_weight: Tensor, options: LossOptions, head_bias: Tensor | None = None
+) -> Tensor:
+    """Return the logits [..., vocab_size] in fp32, the same on all ranks of `options.group`."""
+    group = options.group
+    bias_v = None if head_bias is None else _own_rows(head_bias, group)
+    own = _own_logits(hidden.flatten(0, -2), _own_rows(head_weight, group), bias_v, options).float()
+    if group is not None and group.size() > 1:
+        parts = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(parts, own.contiguous(), group=group)
+        own = torch.cat(parts, dim=-1)
+    return own[:, : options.vocab_size].unflatten(0, hidden.shape[:-1])
+
+
+def _own_logits(hidden_nd: Tensor, weight_vd: Tensor, bias_v: Tensor | None, options: LossOptions) -> Tensor:
+    """Return the logits of this rank's rows [n, v], −∞ in rows that pad the vocabulary."""
+    logits_nv = torch.mm(hidden_nd, weight_vd.t())
+    if bias_v is not None:
+        logits_nv.add_(bias_v)
+    if options.softcap is not None:
+        logits_nv = options.softcap * logits_nv.div_(options.softcap).tanh_()
+    if options.vocab_size is not None:
+        first_row = 0 if options.group is None else options.group.rank() * len(weight_vd)
+        logits_nv[:, max(options.vocab_size - first_row, 0) :] = -torch.inf
+    return logits_nv
 
 
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:

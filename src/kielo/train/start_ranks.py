@@ -35,6 +35,7 @@ from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 RESTARTS = 3  # in a row without a new checkpoint
 _USAGE = 2
+_VERB_SHUTDOWN_SECONDS = 10
 _NOT_TO_BE_FORKED = ("nvidia0", "kfd", "dxg")  # devices whose libraries do not work in a forked process
 _MODULES = ("kielo.train.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 
@@ -104,8 +105,7 @@ def start_ranks(
             ranks,
             EXIT_CODES["requeue"],
             {REFUSAL_FILE: refusal.name, STARTED_BY: name},
-            # with a GPU each rank imports for itself
-            () if any(Path("/dev", name).exists() for name in _NOT_TO_BE_FORKED) else _MODULES,
+            _modules(),
         )
         while True:
             state_before = _state_of(folder / Outcome.FILE_NAME)
@@ -126,6 +126,36 @@ def start_ranks(
             _say_again(folder, attempts[-1])
         started.close()
         return outcome
+
+
+def start_verb(arguments: Sequence[str], ranks: int) -> int:
+    """Start `ranks` processes of `kielo ARGUMENTS…`, of which rank 0 prints, and return their exit code.
+
+    Raise KieloError for the refusal that a rank has noted.
+    """
+    with tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8") as refusal:
+        started = Ranks(
+            ["-m", "kielo", *arguments],
+            ranks,
+            EXIT_CODES["requeue"],
+            {REFUSAL_FILE: refusal.name},
+            _modules(),
+        )
+        failure = _wait(started, _VERB_SHUTDOWN_SECONDS, is_quiet=False)
+        started.close()
+        refused = read_refusal(Path(refusal.name))
+    if started.is_stopping:
+        raise KeyboardInterrupt
+    if refused is not None:
+        raise KieloError(refused.message)
+    if failure is not None and failure.code < 0:
+        raise KieloError(f"{failure}, and the other ranks with it")
+    return 0 if failure is None else failure.code
+
+
+def _modules() -> Sequence[str]:
+    """Return the modules to import before ranks are forked. With a GPU each rank imports for itself."""
+    return () if any(Path("/dev", name).exists() for name in _NOT_TO_BE_FORKED) else _MODULES
 
 
 def _say_again(folder: Path, attempt: Attempt) -> None:

@@ -127,7 +127,7 @@ class HuggingFaceSide:
 
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
-        identity = _overridden(identity, overrides)
+        identity = overridden(identity, overrides)
         tables = families.module(identity.model.model_type, "tables")
         self._pieces = tables.to_hugging_face(identity.model)
         has_alibi = tables.layer_parts(identity.model).has_alibi
@@ -136,12 +136,13 @@ class HuggingFaceSide:
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
         self._accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no")
-        model = _model(identity, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS})
+        of_config = {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS}
+        model = transformers_model(identity, of_config)
         _fill(model, self._pieces, weights)
         model.eval()
         rate = learning_rate(identity)
         optimiser = torch.optim.AdamW(
-            _groups(model, identity.train.weight_decay),
+            parameter_groups(model, identity.train.weight_decay),
             lr=identity.learning_rates[0].peak,
             betas=(identity.train.adam_beta1, identity.train.adam_beta2),
             eps=identity.train.adam_epsilon,
@@ -273,7 +274,7 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
     return {piece.name: live[piece.name] for piece in pieces.values()}
 
 
-def _overridden(identity: Identity, overrides: Values) -> Identity:
+def overridden(identity: Identity, overrides: Values) -> Identity:
     """Return the identity with the optimiser's overrides. learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
     first, *later = identity.learning_rates
@@ -282,7 +283,7 @@ def _overridden(identity: Identity, overrides: Values) -> Identity:
     return identity.model_copy(update={"learning_rates": (first, *later), "train": train})
 
 
-def _model(identity: Identity, overrides: Values) -> PreTrainedModel:
+def transformers_model(identity: Identity, overrides: Values) -> PreTrainedModel:
     """Build transformers' model with plain attention ("eager"), the only form that covers every family."""
     config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
@@ -305,7 +306,7 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
         live[name].copy_(join(parts, {ours: weights[ours] for ours in parts}))
 
 
-def _groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:
+def parameter_groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [

@@ -158,12 +158,13 @@ def model_settings(model: Any) -> Values:
     epsilons = {module.epsilon for module in model.modules() if hasattr(module, "epsilon")}
     return rope_settings(_rope_tables(model)) | {
         "norm epsilon": sorted(epsilons),
-        "head tied to embedding": model.head.weight is model.embed.weight,
+        "head tied to embedding": model.config.tie_word_embeddings
+        if model.head is None or model.embed is None  # a pipeline stage
+        else model.head.weight is model.embed.weight,
     }
 
 
 def _rope_tables(model: Any) -> Iterable[tuple[Tensor, Tensor]]:
     """Return the tables in use, like `hugging_face_side`: one pair if all layers share a module."""
-    kinds = sorted({layer.kind for layer in model.layers.values()})
-    ropes = (getattr(model, model.kinds[kind].rope) for kind in kinds)
+    ropes = (getattr(model, model.kinds[kind].rope) for kind in sorted(model.kinds))
     return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]
