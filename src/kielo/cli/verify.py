@@ -81,7 +81,8 @@ def layouts(options: argparse.Namespace) -> int:
 @takes("""
     $ kielo verify round-trip runs/demo_estonian/hf
     $ kielo verify round-trip hf:OWNER/NAME
-    WEIGHTS     Hugging Face folder, or hf:OWNER/NAME on the hub
+    $ kielo verify round-trip megatron:DIR --keep my_hf
+    WEIGHTS     Hugging Face folder, hf:OWNER/NAME on the hub, or megatron:DIR
     --keep DIR  new folder that keeps the export; default: remove it
     --json      print every tensor's dtype, shape and sha256 as JSON
 """)

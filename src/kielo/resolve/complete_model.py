@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from kielo.artifact.megatron_folder import is_checkpoint
 from kielo.artifact.weights_folder import passed_over_in_words, pinned, resolve_weights, weights_here
 from kielo.models.families import complete, keys_passed_over, read_hf_config
+from kielo.models.megatron_config import left_open
 from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
@@ -100,6 +102,8 @@ def overridden_in_words(model: Model) -> str:
             f"ignored keys of config.json, which {found.model_type} models have neither here nor in "
             f"transformers: {', '.join(passed_over)}"
         )
+    if folder and is_checkpoint(folder):
+        said.append(left_open(folder))
     if files := passed_over_in_words(folder) if folder else "":
         said.append(files)
     return "; ".join(said)
