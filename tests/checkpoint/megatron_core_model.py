@@ -4,9 +4,11 @@ python -m tests.checkpoint.megatron_core_model {llama,gpt} FOLDER
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn import functional as F
@@ -20,11 +22,13 @@ def main() -> None:
     # What the core asks of a GPU that is not there.
     torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
 
-    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    no_dropout = SimpleNamespace(fork=contextlib.nullcontext)
+    tensor_parallel.get_cuda_rng_tracker = lambda: no_dropout
     parallel_state.initialize_model_parallel(1, 1)
     is_llama = kind == "llama"
     settings = {

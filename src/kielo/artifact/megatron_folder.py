@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kielo.artifact.inert_pickle import Made
+from kielo.artifact.inert_data import Made
 from kielo.artifact.torch_archive import TorchArchive, read_archive
 from kielo.recipe.errors import KieloError
 
@@ -27,6 +27,7 @@ _RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _RANK_FILES = ("model_optim_rng.pt", "model_rng.pt")
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _STATES_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_PARTITIONED_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _ITERATION = re.compile(r"(?:iter_|global_step)(\d+)")
 
 Format = Literal["legacy", "torch_dist", "layers", "whole"]
@@ -75,7 +76,17 @@ def _format(folder: Path) -> Format | None:
     if any(_LAYER_FILE.fullmatch(name) for name in names):
         return "layers"
     if any(_STATES_FILE.fullmatch(name) for name in names):
+        if (folder / "zero").is_dir():
+            raise KieloError(
+                f"{folder / 'zero'}: a universal checkpoint of DeepSpeed, which Kielo does not read. Fix: "
+                "megatron: with the folder that it was converted from"
+            )
         return "whole"
+    if partitioned := [name for name in names if _PARTITIONED_FILE.fullmatch(name)]:
+        raise KieloError(
+            f"{folder / min(partitioned)}: a part of weights that ZeRO stage 3 divides among all ranks. Fix: "
+            "DeepSpeed's zero_to_fp32.py beside it, and an export to Hugging Face's format"
+        )
     return "legacy" if any(_RANK_FOLDER.fullmatch(name) for name in names) else None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kielo.artifact.inert_pickle import read_pickle
+from kielo.artifact.inert_data import read_as_data
 from kielo.recipe.errors import KieloError
 
 _LOCAL_HEADER_BYTES = 30
@@ -31,7 +31,7 @@ def read_archive(
 ) -> TorchArchive:
     """Read what `torch.save` wrote at byte `begin`. Raise KieloError by the file, also for hostile pickles.
 
-    plain_under: as of `read_pickle`.
+    plain_under: as of `read_as_data`.
     """
     try:
         with open(path, "rb") as file:
@@ -50,7 +50,7 @@ def read_archive(
                 ) from error
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return TorchArchive(path, read_pickle(data, str(path), plain_under), storages)
+    return TorchArchive(path, read_as_data(data, str(path), plain_under), storages)
 
 
 def _members(

@@ -32,7 +32,7 @@ from kielo.recipe.sections import CompleteModel
 
 logger = logging.getLogger(__name__)
 
-# Modules of a layer in Megatron-LM's own names, in those of its core, and of transformer-engine's layer.
+# Modules of a layer under Megatron-LM's names, its core's, and transformer-engine's.
 _MODULES = {
     "input_layernorm": "attention_norm",
     "input_norm": "attention_norm",

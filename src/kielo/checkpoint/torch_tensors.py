@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from kielo.artifact.inert_pickle import Made, Named, Stored
+from kielo.artifact.inert_data import Made, Named, Stored
 from kielo.artifact.torch_archive import TorchArchive
 from kielo.checkpoint.split_tensor import SplitTensor
 from kielo.checkpoint.tensor_table import DTYPES, StoredTensor

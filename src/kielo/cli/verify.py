@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 from kielo.artifact.lease import held
+from kielo.artifact.megatron_folder import is_checkpoint
 from kielo.artifact.weights_folder import passed_over_in_words
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.models.megatron_config import left_open
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.stages import late
@@ -101,6 +103,8 @@ def round_trip(options: argparse.Namespace) -> int:
 
 
 def _warn_of_files(source: str) -> None:
+    if is_checkpoint(Path(source)):
+        print_text(f"Megatron: {left_open(Path(source))}", sys.stderr)
     if said := passed_over_in_words(Path(source)):
         print_text(f"warning: {said}", sys.stderr)
 

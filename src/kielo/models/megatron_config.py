@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact import megatron_folder
-from kielo.artifact.inert_pickle import Made
+from kielo.artifact.inert_data import Made
 from kielo.recipe.errors import KieloError
 
 # bigscience's enum, which is stored by its number.
@@ -68,7 +68,7 @@ def read_config(folder: Path) -> tuple[str, dict[str, Any], str]:
 
 
 def left_open(folder: Path) -> str:
-    """Return, in words, what the arguments of a checkpoint do not say and what is not taken from it."""
+    """Return, in words, the settings that a checkpoint's arguments lack, and its parts that are not read."""
     found = megatron_folder.read_arguments(folder)
     said = list(_open(_Settings(found)))
     return f"{found.path.name} of {folder} is read as a {read_config(folder)[0]}; " + "; ".join(said)
@@ -86,7 +86,7 @@ def _open(arguments: "_Settings") -> Iterator[str]:
     missing = [key for key in ("rotary_base", "normalization", "bias_gelu_fusion") if not arguments.has(key)]
     if missing:
         yield f"its arguments lack {', '.join(missing)}, so Megatron's defaults hold"
-    yield "its optimiser is not read: moments, learning rate and data start anew"
+    yield "its optimiser is not read: moments, learning rate and data start again from zero"
 
 
 class _Settings:

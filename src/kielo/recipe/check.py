@@ -291,7 +291,8 @@ def _weights(recipe: Recipe) -> Found:
     if not weights.startswith(("hf:", "megatron:")) or not without_form(weights):
         yield (
             ("model.weights",),
-            f"model.weights = {weights!r} does not fit. Fix: hf:{weights.strip() or 'FOLDER'}",
+            f"model.weights = {weights!r} does not fit. Fix: "
+            f"{'megatron:FOLDER' if weights == 'megatron:' else 'hf:' + (weights.strip() or 'FOLDER')}",
         )
     elif tokenizer.path is None and recipe.model.transplant is None:
         yield (

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import torch
 
-from kielo.artifact.megatron_folder import FORM, is_checkpoint
+from kielo.artifact.megatron_folder import FORM, TRACKER, is_checkpoint
 from kielo.artifact.run_format import with_version
 from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -67,10 +67,10 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> RoundTrip:
     source = resolve_weights(reference)
     if not is_checkpoint(source) and not (source / CONFIG_FILE).is_file():
         inside = source / "hf" / CONFIG_FILE  # of a run folder
-        raise KieloError(
-            f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder"
-            + (f". Fix: {inside.parent}" if inside.is_file() else "")
-        )
+        fix = f". Fix: {inside.parent}" if inside.is_file() else ""
+        if (source / TRACKER).is_file():
+            fix = f". Fix: {FORM}{source}"
+        raise KieloError(f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder{fix}")
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
         again = Path(keep) if keep is not None else Path(temporary) / "hf"
         weights = _in_and_out(source, Path(temporary) / "checkpoints", again)

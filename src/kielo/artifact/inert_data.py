@@ -18,6 +18,7 @@ from kielo.recipe.errors import KieloError
 
 MOST_BYTES = 512 * 2**20  # the table of a model of a trillion parameters has less
 _MOST_DEPTH = 100
+_MOST_WAITING = 100_000  # values on the stack; pickles add at most 1,000 to a list at once
 # Objects of checkpoints, in their modules of Python 3 and 2.
 _OF_PYTHON = {
     "collections": "OrderedDict defaultdict deque",
@@ -73,7 +74,7 @@ class Made:
         return self.what.name
 
 
-def read_pickle(data: bytes, where: str, plain_under: str | None = None) -> Any:
+def read_as_data(data: bytes, where: str, plain_under: str | None = None) -> Any:
     """Return the content of a pickle as plain data. where: its file, for messages.
 
     plain_under: the key of the content under which unknown packages are accepted. Raise KieloError for names
@@ -133,6 +134,8 @@ class _Machine:
     def run(self, data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
+            if len(self._stack) > _MOST_WAITING:
+                self._refuse_depth()
             if name in _LITERALS:
                 self._stack.append(argument)
             elif name in _CONSTANTS:
@@ -179,10 +182,13 @@ class _Machine:
         if depth > self._depths.get(id(container), (1, None))[0]:
             self._depths[id(container)] = (depth, container)
         if depth > _MOST_DEPTH:
-            raise KieloError(
-                f"{self._where}: refused: its pickle nests values more than {_MOST_DEPTH} deep, which no "
-                "checkpoint does. Nothing was run. Fix: fetch the checkpoint again from its publisher"
-            )
+            self._refuse_depth()
+
+    def _refuse_depth(self) -> NoReturn:
+        raise KieloError(
+            f"{self._where}: refused: its pickle nests values more than {_MOST_DEPTH} deep, which no "
+            "checkpoint does. Nothing was run. Fix: fetch the checkpoint again from its publisher"
+        )
 
     def _do_mark(self, _: Any) -> None:
         self._stack.append(_MARK)
