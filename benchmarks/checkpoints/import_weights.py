@@ -229,7 +229,7 @@ def _run(task: Task) -> dict:
 def _do(task: Task) -> dict:
     if task.what == "transformers":
         return _transformers(task)
-    model = _laid_out(task)
+    model = laid_out(task)
     baseline_bytes = peak_bytes()
     materialise(model, torch.device("cpu"), None)
     parameters = dict(model.named_parameters())
@@ -269,7 +269,7 @@ def _transplant(task: Task) -> Transplant | None:
     return Transplant(row_map, lambda name, shape, box: torch.zeros(()))
 
 
-def _laid_out(task: Task) -> nn.Module:
+def laid_out(task: Task) -> nn.Module:
     """Returns the rank's part of the model on meta, laid over a world whose other ranks are fake."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

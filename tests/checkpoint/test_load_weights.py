@@ -126,7 +126,7 @@ def test_tables_of_several_files(tmp_path) -> None:
         save_file(tensors, tmp_path / f"{name}.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}')
-    assert {name: path.name for name, (path, _) in read_tables(tmp_path).items()} == {
+    assert {name: one.path.name for name, one in read_tables(tmp_path).items()} == {
         "a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors",
     }  # fmt: skip
     index.write_text('{"weight_map": {"a": "one.safetensors", "x": "one.safetensors"}}')

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from kielo.artifact.stage_counts import RowMap
 from kielo.checkpoint import transplant as module
+from kielo.checkpoint.split_tensor import SplitTensor
 from kielo.checkpoint.tensor_file import ReadBuffers
 from kielo.checkpoint.tensor_table import read_table
 from kielo.checkpoint.transplant import Source, Transplant
@@ -43,7 +44,7 @@ def source(tmp_path) -> Seen:
 def written(tmp_path: Path, old: torch.Tensor) -> Seen:
     save_file({"x": torch.zeros(3), "e": old}, tmp_path / "m.safetensors")
     path = tmp_path / "m.safetensors"
-    return Seen(path, read_table(path)["e"], Buffers())
+    return Seen(SplitTensor.of_file(path, read_table(path)["e"]), Buffers())
 
 
 def row_map(weights: dict[str, list[float]] | None = None) -> RowMap:

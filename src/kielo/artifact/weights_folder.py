@@ -1,7 +1,8 @@
 """A folder of Hugging Face weights, or a tokenizer, without torch: its place, and the files of its tensors.
 
-In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub. Out: a folder with a config.json and
-weights, for a repository its snapshot in the local cache or the folder of `kielo prefetch`. Files are looked
+In: `hf:FOLDER`, `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub, or `megatron:FOLDER`, which
+`megatron_folder.py` reads. Out: a folder with a config.json and weights, for a repository its snapshot in the
+local cache or the folder of `kielo prefetch`, for Megatron the folder of an iteration. Files are looked
 for in transformers' order: the file that `transformers_weights` of config.json names, `model.safetensors`,
 the shards of `model.safetensors.index.json`, then the same of `pytorch_model.bin`.
 """
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.json_object import JsonTable
+from kielo.artifact.megatron_folder import FORM, resolve_megatron
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
-from kielo.recipe.places import conversion
+from kielo.recipe.places import conversion, without_form
 
 CONFIG_FILE = "config.json"
 _INDEX = ".index.json"
@@ -40,6 +42,8 @@ def resolve_weights(reference: str) -> Path:
     """
     if (found := weights_here(reference)) is not None:
         return found
+    if reference.startswith(FORM):
+        return resolve_megatron(reference)  # which says why there is none
     if not _is_repository(where := reference.removeprefix("hf:")):
         of_run = ", which the stage export of a run makes" if Path(where).name == "hf" else ""
         raise KieloError(
@@ -80,6 +84,8 @@ def tokenizer_here(path: str) -> Path | None:
 
 
 def weights_here(reference: str) -> Path | None:
+    if reference.startswith(FORM):
+        return resolve_megatron(reference) if Path(without_form(reference)).expanduser().is_dir() else None
     where = reference.removeprefix("hf:")
     if (folder := Path(where).expanduser()).is_dir():
         return folder
@@ -87,7 +93,9 @@ def weights_here(reference: str) -> Path | None:
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """Add the commit of the snapshot `folder` to `reference`. Return a local folder unchanged."""
+    """Add the commit of the snapshot `folder` to `reference`, or the iteration. A local folder stays."""
+    if reference.startswith(FORM):
+        return f"{FORM}{folder}"
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference

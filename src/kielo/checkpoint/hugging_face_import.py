@@ -1,4 +1,6 @@
-"""Import of Hugging Face weights: a folder's files → parameters of any layout, cast to their dtype.
+"""Import of weights: a folder's files → parameters of any layout, cast to their dtype.
+
+The folder has Hugging Face's files, or is a Megatron checkpoint with tables as if it had them.
 
 A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so nothing runs out of memory.
 Rank 0 reads the files' tables, which all ranks check before a byte of any parameter changes. A run's first
@@ -15,17 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kielo.artifact import megatron_folder
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_counts import RowMap
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights, weight_files
+from kielo.checkpoint import megatron_tables
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.save_plan import tied_names
 from kielo.checkpoint.source_settings import read_settings
-from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, is_finite, moved, read_table
+from kielo.checkpoint.split_tensor import SplitTensor, read_parts
+from kielo.checkpoint.tensor_file import ReadBuffers, Wanted
+from kielo.checkpoint.tensor_table import is_finite, moved, read_table
 from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
@@ -37,9 +42,9 @@ from kielo.tokenizer.load import tokenizer_hash
 from kielo.tokenizer.trial import refuse_other_vocabulary
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# A tensor's name in the folder → its file and its place in it.
-StoredTensors = dict[str, tuple[Path, StoredTensor]]
-Places = Mapping[str, tuple[str, Path, StoredTensor]]  # family's name → (name there, its place)
+# A tensor's name in the folder → its place in one file, or in several.
+StoredTensors = dict[str, SplitTensor]
+Places = Mapping[str, tuple[str, SplitTensor]]  # family's name → (name there, its place)
 Pieces = Mapping[str, Piece]
 
 
@@ -118,7 +123,7 @@ def load_weights(
         complaint = f"{source}: tensors of the model are missing: {some_names(missing)}"
     elif extra:
         complaint = f"{source}: tensors that the model does not have: {some_names(extra)}"
-    places = {name: (known, *found[known]) for name, known in names.items()}
+    places = {name: (known, found[known]) for name, known in names.items()}
     ranks.refuse_together(complaint or _misfit(parameters, wanted, places, transplant))
     ranks.on_first(lambda: _refuse_differing_head(pieces, names, found, other_names))
     not_finite = set[str]()
@@ -130,14 +135,19 @@ def load_weights(
     not_finite = set().union(*ranks.gather(not_finite))
     if not_finite:
         raise KieloError(ranks.on_first(lambda: _not_finite(sorted(not_finite), found)))
-    dtypes = {name: found[name][1].dtype for name in weights}
+    dtypes = {name: found[name].dtype for name in weights}
     # An export has the embedding beside its head, because transformers 4 needs it.
     heads = set(other_names.tied.values())
     return dtypes | {piece: dtypes[name] for piece, name in names.items() if name in heads}
 
 
 def read_tables(source: Path) -> StoredTensors:
-    """Read the tables of all files of a folder; KieloError for damaged, incomplete or contradictory files."""
+    """Read the tables of all files of a folder; KieloError for damaged, incomplete or contradictory files.
+
+    A Megatron checkpoint has the tables that its export to Hugging Face's format would have.
+    """
+    if megatron_folder.is_checkpoint(source):
+        return megatron_tables.read_tables(source)
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)
@@ -145,9 +155,9 @@ def read_tables(source: Path) -> StoredTensors:
             raise KieloError(f"{path}: lacks {some_names(absent)}, which the index says are in it")
         for name in table.keys() & found.keys():
             raise KieloError(
-                f"{path}: {name} is in this file and in {found[name][0].name}. Fix: remove the wrong file"
+                f"{path}: {name} is in this file and in {found[name].path.name}. Fix: remove the wrong file"
             )
-        found |= {name: (path, stored) for name, stored in table.items()}
+        found |= {name: SplitTensor.of_file(path, stored) for name, stored in table.items()}
     return found
 
 
@@ -158,7 +168,7 @@ def _refuse_differing_head(
         name = names.get(pieces[ours].name)
         if head not in found or name is None or name == head or _are_equal(found[name], found[head]):
             continue
-        path = found[head][0]
+        path = found[head].path
         untie = f'"tie_word_embeddings": false in {path.parent / CONFIG_FILE}, which trains both; or '
         raise KieloError(
             f"{path}: {head} has other values than {name}, and config.json ties them: transformers 5 "
@@ -168,27 +178,28 @@ def _refuse_differing_head(
         )
 
 
-def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
+def _are_equal(one: SplitTensor, other: SplitTensor) -> bool:
     """Compare two stored tensors as fp32, block by block; NaN, which is refused later, equals NaN."""
-    if one[1].shape != other[1].shape:
+    if one.shape != other.shape:
         return False
-    pairs = zip(_blocks(*one), _blocks(*other), strict=True)
+    pairs = zip(_blocks(one), _blocks(other), strict=True)
     return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs)
 
 
-def _blocks(path: Path, stored: StoredTensor) -> Iterator[Tensor]:
-    with TensorFile(path, {}) as file:
-        for box in row_boxes(stored.shape):
-            block = torch.empty([part.stop - part.start for part in box])
-            file.read([Wanted(stored, box, block)])
-            yield block
+def _blocks(stored: SplitTensor) -> Iterator[Tensor]:
+    buffers = ReadBuffers()
+    for box in row_boxes(stored.shape):
+        block = torch.empty([part.stop - part.start for part in box])
+        read_parts(stored.wanted(box, block), buffers)
+        yield block
 
 
 def _misfit(
     parameters: Mapping[str, Tensor], wanted: Pieces, places: Places, transplant: Transplant | None
 ) -> str | None:
     for name, group in by_stored_name(wanted).items():
-        name, path, stored = places[name]
+        name, stored = places[name]
+        path = stored.path
         shapes = {ours: parameters[ours].shape for ours in group}
         expected = stored_shape(group, shapes)
         if transplant is not None and _has_vocabulary(group):
@@ -213,26 +224,24 @@ def _fill(
 ) -> set[str]:
     """Fill this rank's shards. Return the names of tensors that are not finite in the part read here."""
     not_finite: set[str] = set()
-    by_file: dict[Path, list[tuple[str, Wanted]]] = {}
+    wanted_parts = list[tuple[str, Path, Wanted]]()
     buffers = ReadBuffers()
     for ours, piece in wanted.items():
         shard, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
-        name, path, stored = places[piece.name]
+        name, stored = places[piece.name]
         if transplant is not None and _has_vocabulary({ours: piece}):
-            from_file = Source(path, stored, buffers)
-            if not transplant.fill(ours, parameters[ours].shape, shard, box, from_file):
+            source = Source(stored, buffers)
+            if not transplant.fill(ours, parameters[ours].shape, shard, box, source):
                 not_finite.add(name)
             continue
         if shard.numel() and piece.rows is not None:
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
             target = shard[moved(part, [one.start for one in box])]
-            wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
-            by_file.setdefault(path, []).append((name, wanted_part))
-    for path, of_file in sorted(by_file.items()):
-        with TensorFile(path, {}, buffers) as file:
-            file.read(wanted_part for _, wanted_part in of_file)
-        not_finite |= {name for name, wanted_part in of_file if not is_finite(wanted_part.target)}
+            target = target.mT if piece.transposed else target
+            wanted_parts += ((name, path, one) for path, one in stored.wanted(in_file, target))
+    read_parts(((path, one) for _, path, one in wanted_parts), buffers)
+    not_finite |= {name for name, _, one in wanted_parts if not is_finite(one.target)}
     return not_finite
 
 
@@ -242,13 +251,13 @@ def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    path, stored = found[names[0]]
-    num_bad = sum(block.numel() - int(block.isfinite().sum()) for block in _blocks(path, stored))
+    stored = found[names[0]]
+    num_bad = sum(block.numel() - int(block.isfinite().sum()) for block in _blocks(stored))
     others = f" (also {len(names) - 1} more, such as {names[1]})" if len(names) > 1 else ""
     numbers = f"{num_bad:,} of {math.prod(stored.shape):,} numbers"
     return (
-        f"{path}: {names[0]} has {numbers} that are NaN, infinite or beyond fp32{others}. Fix: fetch the "
-        "published file again, or take older weights"
+        f"{stored.path}: {names[0]} has {numbers} that are NaN, infinite or beyond fp32{others}. Fix: fetch "
+        "the published file again, or take older weights"
     )
 
 

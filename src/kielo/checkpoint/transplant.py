@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.stage_counts import RowMap
-from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, is_finite
+from kielo.checkpoint.split_tensor import SplitTensor, read_parts
+from kielo.checkpoint.tensor_file import ReadBuffers, Wanted
+from kielo.checkpoint.tensor_table import is_finite
 from kielo.models.piece import Box
 
 BLOCK_BYTES = 32 * 2**20  # of old rows in fp32
@@ -31,7 +32,7 @@ class Transplant:
     row_map: RowMap
     first_value: FirstValue
 
-    def misfit(self, shape: Sequence[int], stored: StoredTensor) -> str | None:
+    def misfit(self, shape: Sequence[int], stored: SplitTensor) -> str | None:
         """Return why a parameter of `shape` cannot take its rows from the stored tensor, None if it can."""
         needed = self.row_map.old_vocabulary_size
         if stored.shape and stored.shape[1:] == tuple(shape[1:]) and needed <= stored.shape[0]:
@@ -100,19 +101,17 @@ def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | 
 
 @dataclass(frozen=True)
 class Source:
-    path: Path
-    stored: StoredTensor
+    stored: SplitTensor
     buffers: ReadBuffers
 
     def read(self, rows: np.ndarray, others: Box, device: torch.device) -> Tensor:
         """Read these rows (ascending, each once) of the box `others` of the other dims, as fp32."""
         block = torch.empty(len(rows), *(part.stop - part.start for part in others), device=device)
-        wanted = list[Wanted]()
-        with TensorFile(self.path, {}, self.buffers) as file:
-            for first, last in _consecutive(rows):
-                in_file = slice(int(rows[first]), int(rows[first]) + last - first)
-                wanted.append(Wanted(self.stored, (in_file, *others), block[first:last]))
-            file.read(wanted)
+        wanted = list[tuple[Path, Wanted]]()
+        for first, last in _consecutive(rows):
+            in_file = slice(int(rows[first]), int(rows[first]) + last - first)
+            wanted += self.stored.wanted((in_file, *others), block[first:last])
+        read_parts(wanted, self.buffers)
         return block
 
 

@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from kielo.artifact.lease import held
+from kielo.artifact.megatron_folder import is_checkpoint
 from kielo.artifact.weights_folder import CONFIG_FILE, passed_over_in_words
 from kielo.cli.evaluate import rank_words
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.models.megatron_config import left_open
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -119,7 +121,8 @@ def layouts(options: argparse.Namespace) -> int:
 @takes("""
     $ kielo verify round-trip runs/demo_estonian/hf
     $ kielo verify round-trip hf:OWNER/NAME
-    WEIGHTS     Hugging Face folder, or hf:OWNER/NAME on the hub
+    $ kielo verify round-trip megatron:DIR --keep my_hf
+    WEIGHTS     Hugging Face folder, hf:OWNER/NAME on the hub, or megatron:DIR
     --keep DIR  new folder that keeps the export; default: remove it
     --json      print every tensor's dtype, shape and sha256 as JSON
 """)
@@ -138,6 +141,8 @@ def round_trip(options: argparse.Namespace) -> int:
 
 
 def _warn_of_files(source: str) -> None:
+    if is_checkpoint(Path(source)):
+        print_text(f"Megatron: {left_open(Path(source))}", sys.stderr)
     if said := passed_over_in_words(Path(source)):
         print_text(f"warning: {said}", sys.stderr)
 

@@ -64,7 +64,7 @@ def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple
     """Return the training of --model and its complete shape, with its own vocabulary."""
     sets = [f'cluster="{options.cluster}"'] if options.cluster else []
     size = vocabulary_size(kept)
-    if options.model.startswith("hf:") or (Path(options.model) / "config.json").is_file():
+    if options.model.startswith(("hf:", "megatron:")) or (Path(options.model) / "config.json").is_file():
         model = read_hf_config(resolve_weights(options.model))
         usual = usual_training(count(model))
         length = min(usual.sequence_length, model.max_position_embeddings)

@@ -17,6 +17,7 @@ from kielo.launch.job_plan import JobPlan
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import without_form
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe, Source
 
@@ -140,7 +141,7 @@ def hub_cache(recipe: Recipe) -> Path | None:
 def _place(reference: str) -> Path:
     """Return the folder of weights or a tokenizer; of a repository its folder in the hub's cache."""
     if not is_on_hub(reference):
-        return Path(reference.removeprefix("hf:"))
+        return Path(without_form(reference))
     for find in (weights_here, tokenizer_here):
         if (snapshot := find(reference)) is not None:
             return snapshot.absolute().parents[1]  # CACHE/models--OWNER--NAME/snapshots/COMMIT

@@ -30,6 +30,7 @@ from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import without_form
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.software import NEWEST
@@ -94,7 +95,7 @@ def own_files(recipe: Recipe) -> list[str]:
     paths += filter(None, [recipe.model.transplant_vectors])
     for reference in (recipe.tokenizer.ready, recipe.model.weights):
         if reference is not None and not is_on_hub(reference):
-            paths.append(reference.removeprefix("hf:"))
+            paths.append(without_form(reference))
     return list(dict.fromkeys(paths))
 
 

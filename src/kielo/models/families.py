@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from kielo.artifact import megatron_folder
 from kielo.artifact.json_object import JsonTable
-from kielo.models import config_keys
+from kielo.models import config_keys, megatron_config
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
@@ -107,7 +108,10 @@ def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
 
 
 def read_hf_config(path: str | Path) -> CompleteModel:
-    """Read the model of a Hugging Face `config.json` (the file, or in the folder), of transformers 4 or 5."""
+    """Read the model of a Hugging Face `config.json` (the file, or in the folder), of transformers 4 or 5.
+
+    A folder can also be a Megatron checkpoint, whose arguments are the model.
+    """
     model_type, config, where = _config_json(path)
     model = model_of_config(model_type, config, where)
     try:
@@ -125,6 +129,8 @@ def keys_passed_over(path: str | Path) -> list[str]:
 
 def _config_json(path: str | Path) -> tuple[str, dict[str, object], str]:
     path = Path(path)
+    if path.is_dir() and megatron_folder.is_checkpoint(path):
+        return megatron_config.read_config(path)
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

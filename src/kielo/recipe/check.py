@@ -14,7 +14,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import OF_A_SEGMENT, full_phases, skip_complaints, steps_of_run
-from kielo.recipe.places import conversion
+from kielo.recipe.places import conversion, without_form
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
 from kielo.recipe.without_effect import is_given, without_effect
@@ -288,15 +288,17 @@ def _weights(recipe: Recipe) -> Found:
                 "given. Fix: model.weights = hf:FOLDER, or leave the key out",
             )
         return
-    if not weights.startswith("hf:") or weights == "hf:":
+    if not weights.startswith(("hf:", "megatron:")) or not without_form(weights):
         yield (
             ("model.weights",),
-            f"model.weights = {weights!r} does not fit. Fix: hf:{weights.strip() or 'FOLDER'}",
+            f"model.weights = {weights!r} does not fit. Fix: "
+            f"{'megatron:FOLDER' if weights == 'megatron:' else 'hf:' + (weights.strip() or 'FOLDER')}",
         )
     elif tokenizer.path is None and recipe.model.transplant is None:
         yield (
             ("model.weights", "tokenizer.path"),
-            f"model.weights = {weights!r} come with their own vocabulary. Fix: tokenizer.path = {weights} or "
+            f"model.weights = {weights!r} come with their own vocabulary. Fix: tokenizer.path = "
+            f"{weights if weights.startswith('hf:') else 'FOLDER'} or "
             'another folder or hub name of their tokenizer.json, or model.transplant = "mean" for the '
             "vocabulary that this recipe learns or extends",
         )

@@ -17,6 +17,11 @@ def place(given: str | Path) -> Path:
     return Path(os.path.realpath(path.parent)) / path.name
 
 
+def without_form(reference: str) -> str:
+    """Return a reference to weights or a tokenizer without its form: a folder, or a name on the hub."""
+    return reference.removeprefix("hf:").removeprefix("megatron:")
+
+
 # (files, class if no config names one, package that transformers' conversion needs)
 _OLDER = (
     (("tokenizer.model",), "LlamaTokenizerFast", "sentencepiece"),

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, dotted, field_of, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
-from kielo.recipe.places import place
+from kielo.recipe.places import place, without_form
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
 from kielo.recipe.several_languages import KEY as LANGUAGES
 from kielo.recipe.several_languages import PLACE, codes_of, filled, of_language
@@ -214,7 +214,7 @@ def run_folder(recipe: Recipe) -> Path:
     }
     given |= {recipe.tokenizer.ready_key: recipe.tokenizer.ready, "model.weights": recipe.model.weights}
     for key, value in given.items():
-        path = value and os.path.realpath(os.path.expanduser(_without_pattern(value.removeprefix("hf:"))))
+        path = value and os.path.realpath(os.path.expanduser(_without_pattern(without_form(value))))
         for stage in REPLACED_FOLDERS:
             if path and Path(path).is_relative_to(os.path.realpath(folder / stage)):
                 raise KieloError(
@@ -274,7 +274,7 @@ def _find(reference: str, beside: Path | None = None) -> tuple[Path, str]:
             f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder. "
             + (f"Did you mean {run}?" if run else "Fix: the recipe that it was made from")
         )
-    if reference.startswith("hf:"):
+    if reference.startswith(("hf:", "megatron:")):
         raise KieloError(
             f"{reference}: names weights, not a recipe. Fix: a recipe with --set model.weights={reference}"
         )

@@ -503,8 +503,9 @@ class Model(Section):
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the first weights. An ltg_bert derives its own from hidden_size."""
     weights: str | None = None
-    """Weights to start from: "hf:FOLDER", or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub. Their
-    config.json replaces the keys above."""
+    """Weights to start from: "hf:FOLDER", "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub, or
+    "megatron:FOLDER", a checkpoint of Megatron-LM or Megatron-DeepSpeed. Their config.json, or Megatron's
+    arguments, replace the keys above."""
     transplant: Literal["mean", "focus", "random"] | None = None
     """Method that gives the weights this recipe's tokenizer. mean: a row of embedding and head comes from the
     old token of the same text, or is the mean of the old tokens that spell it. focus: the mean is weighted by

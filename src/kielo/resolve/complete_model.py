@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from kielo.artifact.megatron_folder import FORM, is_checkpoint
 from kielo.artifact.weights_folder import passed_over_in_words, pinned, resolve_weights, weights_here
 from kielo.models.families import complete, keys_passed_over, read_hf_config
+from kielo.models.megatron_config import left_open
 from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
@@ -90,7 +92,13 @@ def overridden_in_words(model: Model) -> str:
         f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
         for key in overridden_by_weights(model)
     ]
-    why = f"not used, because config.json of {model.weights} replaces it"
+    is_megatron = (model.weights or "").startswith(FORM)
+    what = (
+        f"the arguments of {model.weights} replace"
+        if is_megatron
+        else f"config.json of {model.weights} replaces"
+    )
+    why = f"not used, because {what} it"
     if is_shape_of_absent_weights(model):
         why = f"only for plans, because {model.weights} is not on this machine"
     said = [f"{why}: {', '.join(keys)}"] if keys else []
@@ -100,6 +108,8 @@ def overridden_in_words(model: Model) -> str:
             f"ignored keys of config.json, which {found.model_type} models have neither here nor in "
             f"transformers: {', '.join(passed_over)}"
         )
+    if folder and is_checkpoint(folder):
+        said.append(left_open(folder))
     if files := passed_over_in_words(folder) if folder else "":
         said.append(files)
     return "; ".join(said)

@@ -13,6 +13,7 @@ from typing import TypedDict
 
 import torch
 
+from kielo.artifact.megatron_folder import FORM, TRACKER, is_checkpoint
 from kielo.artifact.run_format import with_version
 from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -21,8 +22,9 @@ from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
 from kielo.checkpoint.source_settings import read_settings
-from kielo.checkpoint.tensor_file import TensorFile, Wanted
-from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, nbytes
+from kielo.checkpoint.split_tensor import SplitTensor, read_parts
+from kielo.checkpoint.tensor_file import ReadBuffers
+from kielo.checkpoint.tensor_table import DTYPES, nbytes
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
@@ -56,25 +58,25 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> RoundTrip:
     of the result has the tensors of the export that differ (None: missing), `left_out` the source's tensors
     that are no weights. Raise KieloError for weights that cannot be imported.
     """
-    if not reference.startswith("hf:") and not Path(reference).expanduser().is_dir():
+    if not reference.startswith(("hf:", FORM)) and not Path(reference).expanduser().is_dir():
         raise KieloError(
             f"{reference}: no such folder. Fix: an existing folder, or hf:OWNER/NAME to fetch it from the hub"
         )
     if keep is not None and os.path.lexists(keep):
         raise KieloError(f"--keep {keep}: exists already. Fix: --keep with a new folder")
     source = resolve_weights(reference)
-    if not (source / CONFIG_FILE).is_file():
+    if not is_checkpoint(source) and not (source / CONFIG_FILE).is_file():
         inside = source / "hf" / CONFIG_FILE  # of a run folder
-        raise KieloError(
-            f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder"
-            + (f". Fix: {inside.parent}" if inside.is_file() else "")
-        )
+        fix = f". Fix: {inside.parent}" if inside.is_file() else ""
+        if (source / TRACKER).is_file():
+            fix = f". Fix: {FORM}{source}"
+        raise KieloError(f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder{fix}")
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
         again = Path(keep) if keep is not None else Path(temporary) / "hf"
         weights = _in_and_out(source, Path(temporary) / "checkpoints", again)
         stored = read_tables(source)
-        tensors = {name: _description(*found) for name, found in stored.items() if name in weights}
-        exported = {name: _description(*found) for name, found in read_tables(again).items()}
+        tensors = {name: _description(found) for name, found in stored.items() if name in weights}
+        exported = {name: _description(found) for name, found in read_tables(again).items()}
     different: dict[str, StoredFacts | None]
     different = {name: exported.get(name) for name, what in tensors.items() if exported.get(name) != what}
     # An export has an embedding of which the source holds only the tied head.
@@ -149,13 +151,12 @@ def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> di
     return weights
 
 
-def _description(path: Path, stored: StoredTensor) -> StoredFacts:
+def _description(stored: SplitTensor) -> StoredFacts:
     dtype = DTYPES[stored.dtype]
-    digest = hashlib.sha256()
-    with TensorFile(path, {}) as file:
-        for box in row_boxes(stored.shape):
-            block = torch.empty([part.stop - part.start for part in box], dtype=dtype)
-            file.read([Wanted(stored, box, block)])
-            digest.update(block.reshape(-1).view(torch.uint8).numpy().data)
+    digest, buffers = hashlib.sha256(), ReadBuffers()
+    for box in row_boxes(stored.shape):
+        block = torch.empty([part.stop - part.start for part in box], dtype=dtype)
+        read_parts(stored.wanted(box, block), buffers)
+        digest.update(block.reshape(-1).view(torch.uint8).numpy().data)
     size = nbytes(dtype, stored.shape)
     return {"dtype": stored.dtype, "shape": list(stored.shape), "bytes": size, "sha256": digest.hexdigest()}
