@@ -93,6 +93,8 @@ def _parity_on_this_rank(recipe: Recipe, folder: Path, options: argparse.Namespa
         print_json(certificate.content())
     else:
         print_text(f"certificate: {folder / PARITY_ON_RANKS / certificate.FILE_NAME}")
+        if recipe.model.weights is not None:
+            print_text("note: only one process compares the folder of model.weights, without --ranks")
     return 0 if certificate.passed else 1
 
 

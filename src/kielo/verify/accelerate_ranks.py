@@ -5,9 +5,10 @@ Kielo has. The weights are a checkpoint's, which rank 0 reads and accelerate sen
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -217,7 +218,8 @@ def _give_memory(model: PreTrainedModel) -> None:
 
 def _recompute_layers(model: PreTrainedModel) -> None:
     """Recompute layers in the backward pass. Only layers themselves train, so that no dropout begins."""
-    for module in model.modules():  # transformers' own function has another name in each version
+    modules: Iterable[Any] = model.modules()
+    for module in modules:  # transformers' own function has another name in each version
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = True
             module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
