@@ -9,6 +9,7 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.cli.watch import watch
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.stages import late, results
@@ -19,9 +20,15 @@ from kielo.stages import late, results
     $ kielo evaluate runs/demo_estonian/hf demo_estonian
     MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
     [RECIPE]
+    --watch  score each new checkpoint of a run beside its training, until the run has finished
+    --once  with --watch: score the checkpoints that exist, then end
     --json
 """)
 def evaluate(options: argparse.Namespace) -> None:
+    if options.watch:
+        return watch(options)
+    if options.once:
+        raise KieloError(f"--once needs --watch. Fix: kielo evaluate {options.model} --watch --once")
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
     is_run = (model / RUN_RECIPE_NAME).is_file()
@@ -79,7 +86,8 @@ def _print_masked(scores: MaskedScores) -> None:
     if pairs := scores.minimal_pairs:
         pair_rows = []
         for name, one in {**pairs.groups, "all": pairs.all}.items():
-            shares = (f"{100 * share:.1f} %" for share in (one.token, one.within_word))
+            of = one.token, one.within_word
+            shares = (f"{100 * share:.1f} %" for share in of if share is not None)
             pair_rows.append((name, f"{one.pairs:,}", *shares))
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:
