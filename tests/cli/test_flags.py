@@ -145,8 +145,10 @@ TYPED: list[tuple[str, dict]] = [
     ("verify position-heads a b --json", {
         "proof": "position-heads", "weights": "a", "text": Path("b"), "json": True,
     }),
-    ("evaluate m", {"model": "m", "recipe": None, "sets": [], "json": False}),
-    ("evaluate m r --json --set a=b", {"model": "m", "recipe": "r", "sets": ["a=b"], "json": True}),
+    ("evaluate m", {"model": "m", "recipe": None, "sets": [], "json": False, "watch": False, "once": False}),
+    ("evaluate m r --json --set a=b --watch --once", {
+        "model": "m", "recipe": "r", "sets": ["a=b"], "json": True, "watch": True, "once": True,
+    }),
     ("generate m p", {
         "model": "m", "prompt": "p", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "json": False,
     }),

@@ -16,7 +16,7 @@ from kielo.artifact.metrics import HeldOutLoss
 from kielo.artifact.score_history import ScoredCheckpoint, comparable
 from kielo.artifact.scores import MinimalPairScores, PairAccuracy, Scores
 from kielo.recipe.amounts import short_amount
-from kielo.recipe.cards import language
+from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.recipe.several_languages import languages_of
@@ -193,9 +193,13 @@ def pair_rows(pairs: MinimalPairScores) -> list[tuple[str, ...]]:
 
 
 def language_name(code: str) -> str:
+    return card.name if (card := _card(code)) else code
+
+
+def _card(code: str) -> Language | None:
     with suppress(KieloError):
-        return language(code).name
-    return code
+        return language(code)
+    return None
 
 
 def _at(row: ScoredCheckpoint) -> str:
@@ -214,9 +218,12 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
     sets = {name: languages for of in scores for name, (languages, _) in _bits_of(of, recipe).items()}
     for name, shown in _shown_names(sets).items() if has_bits else ():
         yield _bits_label(shown), partial(_bits_cell, name=name, recipe=recipe)
-    own = language(recipe.language).identifier_codes.get(recipe.corpus.language_identifier, ())
+    card = _card(recipe.language)
+    own = card.identifier_codes.get(recipe.corpus.language_identifier, ()) if card else ()
     yield f"Its own text: share in {language_name(recipe.language)}", partial(_language_cell, codes=own)
-    yield "Its own text: repeated words", _repetition_cell
+    yield "Its own text: repeated words", lambda of: _share_cell(of.fluency and of.fluency.repeated)
+    held_out = "Held-out text: repeated words"
+    yield held_out, lambda of: _share_cell(of.fluency and of.fluency.repeated_in_heldout)
     yield "Minimal pairs, good sentence likelier", lambda of: _pairs_cell(of.minimal_pairs)
     yield "The same of pairs made by rules", lambda of: _pairs_cell(of.made_pairs)
     for task, metric in dict.fromkeys((one.task, one.metric) for of in scores for one in of.tasks):
@@ -234,9 +241,8 @@ def _language_cell(scores: Scores, codes: Sequence[str]) -> str:
     return f"{100 * sum(scores.fluency.languages.get(code, 0.0) for code in codes):.0f} %"
 
 
-def _repetition_cell(scores: Scores) -> str:
-    of = scores.fluency
-    return "–" if of is None else f"{100 * of.repeated:.1f} % (people: {100 * of.repeated_in_heldout:.1f} %)"
+def _share_cell(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def _pairs_cell(pairs: MinimalPairScores | None) -> str:

@@ -75,26 +75,26 @@ def score_dots(gathered: Gathered, width: float = figures.WIDE) -> str | None:
 
 def draw_curves(axes: Axes, curves: Sequence[Curve], one_colour: int | None = None) -> None:
     """Draw curves over tokens. one_colour: of all, by its number, in place of a colour for each."""
+    drawn = [value for curve in curves for value in curve.values]
+    span = max(drawn) - min(drawn)
     for number, curve in enumerate(curves[:MOST_CURVES]):
-        number = number if one_colour is None else one_colour
-        colour = COLOURS[number % len(COLOURS)]
-        dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+        colour, dashes = _style(number if one_colour is None else one_colour)
         axes.plot(curve.tokens, curve.values, dashes, color=colour, linewidth=1.6, marker="o", markersize=3.5)
         for tokens, value, error in zip_longest(curve.tokens, curve.values, curve.errors):
-            if error is not None and value is not None:
+            if error is not None:
                 half = Z_95 * error
                 axes.plot([tokens, tokens], [value - half, value + half], color=colour, linewidth=1.0)
-        if curve.base is not None:
+        # A base model that is far away would press the curves flat.
+        if curve.base is not None and min(drawn) - span <= curve.base <= max(drawn) + span:
             axes.axhline(curve.base, color=colour, linewidth=1.2, linestyle=_BASE_DASHES)
 
 
 def name_curves(axes: Axes, names: Sequence[str], has_base: bool, columns: int = 3) -> None:
     """Put a legend above: a line for each name, and the dotted line of the base model."""
+    styles = map(_style, range(len(names)))
     handles = [
-        Line2D(
-            [], [], color=COLOURS[number % 4], linestyle=DASHES[number // 4 % 4], marker="o", markersize=3.5
-        )
-        for number in range(len(names))
+        Line2D([], [], color=colour, linestyle=dashes, marker="o", markersize=3.5)
+        for colour, dashes in styles
     ]
     if has_base:
         handles.append(Line2D([], [], color=figures.QUIET, linestyle=_BASE_DASHES))
@@ -117,6 +117,10 @@ def curves_in_words(curves: Sequence[Curve]) -> str:
     return " ".join(said)
 
 
+def _style(number: int) -> tuple[str, Literal["-", "--", ":", "-."]]:
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
 def _curves_svg(curves: Sequence[Curve], name: str, label: str, width: float) -> str | None:
     if not curves:
         return None
@@ -125,11 +129,15 @@ def _curves_svg(curves: Sequence[Curve], name: str, label: str, width: float) ->
     draw_curves(axes, curves)
     has_base = any(curve.base is not None for curve in curves)
     columns = 2 if width <= figures.NARROW else 4
-    name_curves(axes, [curve.name for curve in curves[:MOST_CURVES]], has_base, columns)
+    name_curves(axes, [_name_with_base(curve) for curve in curves[:MOST_CURVES]], has_base, columns)
     axes.set_ylabel(label)
     figures.page_grid(axes)
     tokens_axis(axes, width)
     return figures.page_svg(figure, name, f"Curves by tokens. {curves_in_words(curves)}")
+
+
+def _name_with_base(curve: Curve) -> str:
+    return curve.name if curve.base is None else f"{curve.name} (base {curve.base:.3f})"
 
 
 class _Dot(NamedTuple):
@@ -153,7 +161,7 @@ def _bits_caption(gathered: Gathered) -> str:
     if gathered.history:
         return (
             "Held-out bits per byte of each scored checkpoint; fewer is better. Dotted: the model from which "
-            "the run started, with its own tokenizer, on the same text."
+            "the run started, with its own tokenizer, on the same text; far away it is in the legend alone."
         )
     return (
         "Held-out bits per byte while training; fewer is better. `kielo evaluate RUN --watch` adds the base "
@@ -161,13 +169,24 @@ def _bits_caption(gathered: Gathered) -> str:
     )
 
 
-_DOTS = "Scores of the last checkpoint with their 95 % intervals. Tick: guessing."
-_TASKS = "Tasks over the training with their 95 % intervals. Dotted: the base model."
+def _dots_caption(gathered: Gathered) -> str:
+    scores = latest_scores(gathered)
+    more = len(_dots(scores)) - MOST_SCORES if scores else 0
+    others = f" {more} more are in the table." if more > 0 else ""
+    return f"Scores of the last checkpoint with their 95 % intervals. Tick: guessing.{others}"
+
+
+def _tasks_caption(gathered: Gathered) -> str:
+    more = len(task_curves(gathered)) - MOST_CURVES
+    others = f" {more} more are in the table." if more > 0 else ""
+    return f"Tasks over the training with their 95 % intervals. Dotted: the base model.{others}"
+
+
 PROGRESS = (  # in the order of the section
     figures.ReportFigure("progress", bits_over_tokens, _bits_caption),
     figures.ReportFigure(
         "progress", masked_over_tokens, "Hidden tokens predicted by each scored checkpoint."
     ),
-    figures.ReportFigure("progress", score_dots, _DOTS),
-    figures.ReportFigure("progress", tasks_over_tokens, _TASKS),
+    figures.ReportFigure("progress", score_dots, _dots_caption),
+    figures.ReportFigure("progress", tasks_over_tokens, _tasks_caption),
 )
