@@ -19,10 +19,11 @@ from kielo.checkpoint.publish import prune
 from kielo.corpus.worker_processes import WorkerEnded
 from kielo.evaluate import watch_run
 from kielo.evaluate.history_subject import Subject
-from kielo.evaluate.watch_run import Watch, score_in_process
+from kielo.evaluate.watch_run import Watch
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.stages.results import evaluate
+from kielo.stages.watch_checkpoints import watch_of
 from tests.evaluate import test_run
 
 RECIPE = Recipe.model_validate(
@@ -222,7 +223,7 @@ def test_a_scoring_that_is_killed_ends_alone(watched: Watched, monkeypatch) -> N
 
     monkeypatch.setattr(watch_run, "start_worker", lambda *_: Killed())
     watched.save(100)
-    watched.watch(score_in_process).look()
+    watched.watch(watch_of(RECIPE, watched.run, print, print).score).look()
     assert watched.told[0].startswith(
         "step_00000100: passed over: its process ended without scores (exit code -9); -9 is mostly the kernel"
     )
@@ -232,7 +233,7 @@ def test_a_scoring_that_is_killed_ends_alone(watched: Watched, monkeypatch) -> N
 def test_the_scores_of_a_watch_are_those_of_the_stage(run_folder: Path, capfd) -> None:
     """In a process of its own, without baselines and without a change of the evaluate stage's folder."""
     shown: list[ScoredCheckpoint] = []
-    Watch(test_run.RECIPE, run_folder, shown.append, print).run(is_once=True)
+    watch_of(test_run.RECIPE, run_folder, shown.append, print).run(is_once=True)
     assert not (run_folder / "evaluate").exists()
     stage = evaluate(test_run.RECIPE, run_folder)
     (row,) = read_history(run_folder)

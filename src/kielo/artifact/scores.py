@@ -88,6 +88,9 @@ class PairAccuracy(JsonObject):
     """Of a decoder: by the log-likelihood of the whole sentence."""
     standard_error: float | None = None
     """Of `likelihood`."""
+    fewer_tokens: float | None = None
+    """Of a decoder: share of pairs whose good sentence has fewer tokens; an equal number counts as a half.
+    A model without training is about as good."""
     token: float | None = None
     """Of an encoder, by the pseudo-log-likelihood of Salazar et al. (2020): each token is hidden alone."""
     within_word: float | None = None

@@ -7,10 +7,10 @@ import sys
 from kielo.artifact.score_history import ScoredCheckpoint
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.cli.terminal import print_text
-from kielo.evaluate.watch_run import Watch
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.stages.watch_checkpoints import watch_of
 
 
 def watch(options: argparse.Namespace) -> None:
@@ -21,7 +21,7 @@ def watch(options: argparse.Namespace) -> None:
         )
     recipe = read_recipe(options.model, options.sets).recipe
     said_to = sys.stderr if options.json else sys.stdout
-    found = Watch(
+    found = watch_of(
         recipe,
         run_folder(recipe),
         show=_print_json_line if options.json else _print_row,
@@ -30,7 +30,7 @@ def watch(options: argparse.Namespace) -> None:
     try:
         found.run(options.once)
     except KeyboardInterrupt:
-        print_text(f"stopped: {found.scored} scored now; the same command goes on with the others", said_to)
+        print_text(f"stopped: {found.scored} scored now; the same command continues with the others", said_to)
 
 
 def _print_json_line(row: ScoredCheckpoint) -> None:

@@ -25,14 +25,14 @@ from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
 
 LOOK_SECONDS = 15.0
-
-
 Score = Callable[[Recipe, Path, Subject], ScoredCheckpoint]
 
 
-def score_in_process(recipe: Recipe, run_folder: Path, subject: Subject) -> ScoredCheckpoint:
-    """Score in a new process, which ends with its memory. KieloError, also if that process is killed."""
-    worker = start_worker(f"the scoring of {subject.name}", partial(_scorer, recipe, run_folder), {})
+def score_in_process(
+    make: Callable[[Recipe, Path], Work], recipe: Recipe, run_folder: Path, subject: Subject
+) -> ScoredCheckpoint:
+    """Score by `make`'s function in a new process, which ends with its memory. KieloError, also if killed."""
+    worker = start_worker(f"the scoring of {subject.name}", partial(make, recipe, run_folder), {})
     try:
         worker.send(subject)
         return worker.receive()
@@ -46,29 +46,15 @@ def score_in_process(recipe: Recipe, run_folder: Path, subject: Subject) -> Scor
         worker.end()
 
 
-def _scorer(recipe: Recipe, run_folder: Path) -> Work:
-    from kielo.evaluate.score_alone import score_alone  # needs torch
-
-    def score(subject: Subject) -> ScoredCheckpoint:
-        try:
-            return score_alone(recipe, run_folder, subject)
-        except Exception as error:
-            if (said := sentence(error)) is None:
-                raise
-            raise KieloError(said) from None
-
-    return score
-
-
 @dataclass
 class Watch:
-    """The watch of a run. show: called for each row; tell: for each sentence to the person."""
+    """The watch of a run. show: called with each row; tell: with each sentence for a person."""
 
     recipe: Recipe
     run_folder: Path
     show: Callable[[ScoredCheckpoint], None]
     tell: Callable[[str], None]
-    score: Score = score_in_process
+    score: Score
     look_seconds: float = LOOK_SECONDS
     scored: int = 0
     _said: set[str] = field(default_factory=set)
@@ -101,7 +87,7 @@ class Watch:
         self.tell(f"{ended}: {self.scored} scored now, in {history_path(self.run_folder)}")
 
     def look(self, permit: Callable[[], None] = lambda: None) -> None:
-        """Score what is new, oldest first. permit: called before each line is written."""
+        """Score new checkpoints, oldest first. permit: called before each line is written."""
         self._write(permit)
         if (base := self._base()) is not None:
             self._take(base, permit, (base.name, 0))
@@ -152,7 +138,7 @@ class Watch:
         self._write(permit)
 
     def _write(self, permit: Callable[[], None]) -> None:
-        """Write the rows that wait. A full disk is told once, and tried again at the next look."""
+        """Write the rows that wait. A full disk is reported once, and the next look tries again."""
         try:
             while self._unwritten:
                 permit()

@@ -153,7 +153,8 @@ def _dots(scores: Scores) -> list[_Dot]:
         if pairs is not None:
             groups = pairs.groups if len(pairs.groups) <= 12 else {}
             for name, one in {**groups, title: pairs.all}.items():
-                dots.append(_Dot(name, pair_share(one), pair_error(one), 0.5))
+                chance = 0.5 if one.fewer_tokens is None else one.fewer_tokens
+                dots.append(_Dot(name, pair_share(one), pair_error(one), chance))
     return dots
 
 
@@ -173,7 +174,8 @@ def _dots_caption(gathered: Gathered) -> str:
     scores = latest_scores(gathered)
     more = len(_dots(scores)) - MOST_SCORES if scores else 0
     others = f" {more} more are in the table." if more > 0 else ""
-    return f"Scores of the last checkpoint with their 95 % intervals. Tick: guessing.{others}"
+    tick = "Tick: guessing, of pairs the shorter sentence."
+    return f"Scores of the last checkpoint with their 95 % intervals. {tick}{others}"
 
 
 def _tasks_caption(gathered: Gathered) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kielo.evaluate.generate import continue_text as continue_text
     from kielo.evaluate.score import evaluate_hugging_face as evaluate_hugging_face
     from kielo.evaluate.score import make_scores as make_scores
+    from kielo.evaluate.score_alone import score_alone as score_alone
     from kielo.ranks.world import meet as meet
     from kielo.ranks.world import once_a_node as once_a_node
     from kielo.report.ladder_page import notes as ladder_notes
