@@ -206,6 +206,24 @@ def test_runs_of_other_mixtures_beside_each_other() -> None:
     assert progress_rows([replace(NOTHING, recipe=RECIPE)] * 2) == []
 
 
+def test_two_sets_of_a_language_keep_their_names() -> None:
+    """A run with English in its mixture beside a run without: the set that both have meets."""
+    added = SetScore(name="english", languages=["en"], bits_per_byte=1.0, bytes=90, documents=1)
+    more = [
+        row.model_copy(update={"scores": row.scores.model_copy(update={"sets": [*row.scores.sets, added]})})
+        for row in HISTORY
+    ]
+    runs = [CONTINUED, replace(CONTINUED, history=more)]
+    names = [curve.name for curve in bits_curves(runs[1])]
+    assert names == ["Estonian", "English (unseen)", "English (english)"]
+    lasts = [row for row in progress_rows(runs) if row[0].endswith(": last")]
+    assert lasts == [
+        ("Bits per byte, Estonian: last", "1.500", "1.500"),
+        ("Bits per byte, English (unseen): last", "1.250", "1.250"),
+        ("Bits per byte, English (english): last", "–", "1.000"),
+    ]
+
+
 def test_the_curves_are_drawn() -> None:
     """The text of figures for screen readers has their numbers."""
     assert [curve.name for curve in bits_curves(CONTINUED)] == ["Estonian", "English"]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kielo.artifact.scores import Scores
 from kielo.report import figures
 from kielo.report.gather import Gathered
-from kielo.report.progress import Curve, bits_curves, latest_scores, measures
+from kielo.report.progress import Curve, bits_curves, latest_scores, measures, with_language
 from kielo.report.progress_figures import curves_in_words, draw_curves, name_curves, tokens_axis
 
 MOST_PANELS = 6
@@ -34,10 +34,9 @@ def _panels_svg(panels: dict[str, list[Curve | None]], names: Sequence[str], wid
     every = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     said = []
     for axes, (language, curves) in zip(every, shown, strict=True):
-        for number, curve in enumerate(curves):
-            if curve is not None:
-                draw_curves(axes, [curve], one_colour=number)
-                said.append(f"{names[number]}: {curves_in_words([curve])}")
+        found = {number: curve for number, curve in enumerate(curves) if curve is not None}
+        draw_curves(axes, found)
+        said += [f"{names[number]}: {curves_in_words([curve])}" for number, curve in found.items()]
         axes.set_ylabel(f"{language}\nbits per byte")
         figures.page_grid(axes)
     has_base = any(curve and curve.base is not None for _, curves in shown for curve in curves)
@@ -47,8 +46,20 @@ def _panels_svg(panels: dict[str, list[Curve | None]], names: Sequence[str], wid
 
 
 def _by_language(runs: Sequence[Gathered]) -> dict[str, list[Curve | None]]:
-    """Return language → its curve in each run, None without one."""
-    of_runs = [{curve.name: curve for curve in bits_curves(run)} for run in runs]
+    """Return language → its curve in each run, None without one.
+
+    A set that one run calls by its language and another cannot, because it has several, keeps both names.
+    """
+    every = [bits_curves(run) for run in runs]
+    called: dict[str, set[str]] = {}
+    for curve in (curve for curves in every for curve in curves):
+        called.setdefault(curve.set_name, set()).add(curve.name)
+
+    def name_of(curve: Curve) -> str:
+        is_one = len(called[curve.set_name]) == 1
+        return curve.name if is_one else with_language(curve.set_name, curve.languages)
+
+    of_runs = [{name_of(curve): curve for curve in curves} for curves in every]
     names = dict.fromkeys(name for curves in of_runs for name in curves)
     return {name: [curves.get(name) for curves in of_runs] for name in names}
 

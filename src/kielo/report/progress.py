@@ -38,6 +38,7 @@ class Curve:
     values: list[float]
     base: float | None = None
     errors: tuple[float | None, ...] = ()  # standard errors of `values`
+    set_name: str = ""  # of the held-out set
 
     @property
     def change(self) -> float | None:
@@ -76,7 +77,7 @@ def bits_curves(gathered: Gathered) -> list[Curve]:
         start = of_base[name][1] if name in of_base else None
         if len(points) + (start is not None) > 1:
             tokens_of, bits_of = [tokens for tokens, _ in points], [bits for _, bits in points]
-            found.append(Curve(names[name], languages, tokens_of, bits_of, start))
+            found.append(Curve(names[name], languages, tokens_of, bits_of, start, set_name=name))
     own = (gathered.recipe.language,)
     return sorted((curve for curve in found if curve.values), key=lambda curve: curve.languages != own)
 
@@ -282,9 +283,13 @@ def _of_only_source(recipe: Recipe, bits: float) -> Bits:
 
 
 def _shown_names(sets: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return set → the name of its language, or its own name if that is not its alone."""
-    alone = Counter(sets.values())
+    """Return set → the name of its language. Sets of the same language also have their own name."""
+    number = Counter(sets.values())
     return {
-        name: language_name(codes[0]) if len(codes) == 1 and alone[codes] == 1 else name
+        name: language_name(codes[0]) if len(codes) == 1 == number[codes] else with_language(name, codes)
         for name, codes in sets.items()
     }
+
+
+def with_language(set_name: str, codes: Sequence[str]) -> str:
+    return f"{language_name(codes[0])} ({set_name})" if len(codes) == 1 else set_name

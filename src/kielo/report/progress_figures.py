@@ -1,6 +1,6 @@
 """Figures of learning and forgetting: curves over tokens beside the base model, and scores with errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -73,12 +73,12 @@ def score_dots(gathered: Gathered, width: float = figures.WIDE) -> str | None:
     return figures.page_svg(figure, "scores", f"Scores with 95 % intervals. {'; '.join(said)}.")
 
 
-def draw_curves(axes: Axes, curves: Sequence[Curve], one_colour: int | None = None) -> None:
-    """Draw curves over tokens. one_colour: of all, by its number, in place of a colour for each."""
-    drawn = [value for curve in curves for value in curve.values]
+def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
+    """Draw curves over tokens. curves: number of the colour → its curve."""
+    drawn = [value for curve in curves.values() for value in curve.values]
     span = max(drawn) - min(drawn)
-    for number, curve in enumerate(curves[:MOST_CURVES]):
-        colour, dashes = _style(number if one_colour is None else one_colour)
+    for number, curve in curves.items():
+        colour, dashes = _style(number)
         axes.plot(curve.tokens, curve.values, dashes, color=colour, linewidth=1.6, marker="o", markersize=3.5)
         for tokens, value, error in zip_longest(curve.tokens, curve.values, curve.errors):
             if error is not None:
@@ -126,7 +126,7 @@ def _curves_svg(curves: Sequence[Curve], name: str, label: str, width: float) ->
         return None
     figure = Figure(figsize=(width, 3.0), layout="constrained")
     axes = figure.subplots()
-    draw_curves(axes, curves)
+    draw_curves(axes, dict(enumerate(curves[:MOST_CURVES])))
     has_base = any(curve.base is not None for curve in curves)
     columns = 2 if width <= figures.NARROW else 4
     name_curves(axes, [_name_with_base(curve) for curve in curves[:MOST_CURVES]], has_base, columns)
