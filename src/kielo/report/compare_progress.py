@@ -48,7 +48,7 @@ def _panels_svg(panels: dict[str, list[Curve | None]], names: Sequence[str], wid
 def _by_language(runs: Sequence[Gathered]) -> dict[str, list[Curve | None]]:
     """Return language → its curve in each run, None without one.
 
-    A set that one run calls by its language and another cannot, because it has several, keeps both names.
+    A set has both names if a run with several sets of its language cannot call it by the language alone.
     """
     every = [bits_curves(run) for run in runs]
     called: dict[str, set[str]] = {}

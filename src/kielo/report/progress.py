@@ -222,9 +222,11 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
     card = _card(recipe.language)
     own = card.identifier_codes.get(recipe.corpus.language_identifier, ()) if card else ()
     yield f"Its own text: share in {language_name(recipe.language)}", partial(_language_cell, codes=own)
-    yield "Its own text: repeated words", lambda of: _share_cell(of.fluency and of.fluency.repeated)
-    held_out = "Held-out text: repeated words"
-    yield held_out, lambda of: _share_cell(of.fluency and of.fluency.repeated_in_heldout)
+    yield "Its own text: repeated words", lambda of: _share_cell(of.fluency.repeated if of.fluency else None)
+    yield (
+        "Held-out text: repeated words",
+        lambda of: _share_cell(of.fluency.repeated_in_heldout if of.fluency else None),
+    )
     yield "Minimal pairs, good sentence likelier", lambda of: _pairs_cell(of.minimal_pairs)
     yield "The same of pairs made by rules", lambda of: _pairs_cell(of.made_pairs)
     for task, metric in dict.fromkeys((one.task, one.metric) for of in scores for one in of.tasks):
