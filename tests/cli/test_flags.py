@@ -157,10 +157,12 @@ TYPED: list[tuple[str, dict]] = [
         "proof": "position-heads", "weights": "a", "text": Path("b"), "json": True,
     }),
     ("evaluate m", {
-        "model": "m", "recipe": None, "sets": [], "ranks": None, "precision": None, "json": False,
+        "model": "m", "recipe": None, "sets": [], "ranks": None, "precision": None, "watch": False,
+        "once": False, "json": False,
     }),
-    ("evaluate m r --json --set a=b --ranks 2 --precision fp32", {
-        "model": "m", "recipe": "r", "sets": ["a=b"], "ranks": 2, "precision": "fp32", "json": True,
+    ("evaluate m r --json --set a=b --ranks 2 --precision fp32 --watch --once", {
+        "model": "m", "recipe": "r", "sets": ["a=b"], "ranks": 2, "precision": "fp32", "watch": True,
+        "once": True, "json": True,
     }),
     ("generate m p", {
         "model": "m", "prompt": "p", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "json": False,

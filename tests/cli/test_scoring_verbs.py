@@ -68,6 +68,37 @@ def test_a_run_a_checkpoint_and_a_folder_of_weights_are_scored(scored, recipe, t
     assert "causal" not in json.loads(said(capsys, "evaluate", recipe, "--json"))
 
 
+def test_a_watch_prints_a_line_for_each_checkpoint(recipe, tmp_path, capsys, monkeypatch) -> None:
+    """And a line for each task. As JSON the rows alone are on stdout. The watch has no use for a recipe."""
+    tasks = [has(task="belebele", metric="acc,none", value=0.5, standard_error=0.0125, chance=0.25)]
+    scores = has(
+        bits_per_byte=has(model=1.23456), sets=[has(name="news", bits_per_byte=0.98765)], tasks=tasks,
+        minimal_pairs=has(all=has(likelihood=0.75)), fluency=has(languages={"et": 0.875, "en": 0.125}),
+    )  # fmt: skip
+    more = {"is_base": False, "masked_scores": None, "scores": scores, "seconds": 7.0}
+    row = SimpleNamespace(step=200, tokens=409_600, **more, content=lambda: {"step": 200})
+    asked = []
+
+    def run(watch: Any, is_once: bool) -> None:
+        asked.append((watch.run_folder, is_once))
+        watch.show(row)
+        watch.tell("the end")
+
+    monkeypatch.setattr("kielo.evaluate.watch_run.Watch.run", run)
+    assert said(capsys, "evaluate", recipe, "--watch") == (
+        "step 200 · 409.6K tokens · bits per byte 1.235 · news 0.988 · minimal pairs 75.0 % · "
+        "writes et 88 %, en 12 % · 7.0 s\n  belebele acc,none 0.500 ± 0.013, chance 0.250\nthe end\n"
+    )
+    assert said(capsys, "evaluate", recipe, "--watch", "--once", "--json") == '{"step": 200}\n'
+    assert asked == [(tmp_path / "run", False), (tmp_path / "run", True)]
+    for words, told in (
+        (("--once",), "--once needs --watch. Fix: "),
+        ((recipe, "--watch"), "--watch scores a run's own checkpoints. Fix: "),
+    ):
+        assert main([*map(str, ("evaluate", recipe, *words))]) == 1
+        assert told in capsys.readouterr().err
+
+
 def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     other.mkdir()

@@ -17,9 +17,9 @@ def test_the_page_is_current():
 
 
 def test_every_kind_of_fault_names_tests_that_there_are():
-    """R1 to R26, each once; a test that is renamed is missed here."""
+    """R1 to R27, each once; a test that is renamed is missed here."""
     rows = tomllib.loads(TABLES["MATRIX"].read_text(encoding="utf-8"))["faults"]
-    assert [row["id"] for row in rows] == [f"R{number}" for number in range(1, 27)]
+    assert [row["id"] for row in rows] == [f"R{number}" for number in range(1, 28)]
     for row in rows:
         for test in row["tests"]:
             file, _, name = test.partition("::")

@@ -140,9 +140,13 @@ class End(JsonObject):
 
 
 def append(folder: Path, line: Beginning | End) -> None:
-    """Append a line to the file in the train folder, and bring it to the disk. OSError."""
+    append_line(folder / ATTEMPTS_NAME, line)
+
+
+def append_line(path: Path, line: JsonObject) -> None:
+    """Append a line to a file of lines, and bring it to the disk. OSError."""
     text = json.dumps(line.content(), ensure_ascii=False) + "\n"
-    with open(folder / ATTEMPTS_NAME, "a+b") as file:
+    with open(path, "a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             text = text if file.read() == b"\n" else "\n" + text  # after half a line of a killed attempt

@@ -5,7 +5,7 @@ from typing import Any, Union
 
 from pydantic import BaseModel, TypeAdapter
 
-from kielo.artifact import attempt_files, metrics
+from kielo.artifact import attempt_files, metrics, score_history
 from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
@@ -61,6 +61,11 @@ FORMATS = {
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
     "masked_scores": _whole_file("evaluate/", MaskedScores),
+    "history": Format(
+        f"{score_history.WATCH_FOLDER}/{score_history.HISTORY_NAME}",
+        "The scores of a checkpoint beside the training, one JSON object a line.",
+        (score_history.ScoredCheckpoint,),
+    ),
     "preflight": _whole_file("", Preflight),
     "summary": _whole_file("", Summary),
 }

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import NEWEST_NAME, saved_step, step_folders
+from kielo.artifact.checkpoint_marks import marked_checkpoints
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError, sentence
 
@@ -98,13 +99,17 @@ _LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)
 def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
     """Remove checkpoints older than the `keep_newest` newest checkpoints up to `newest`.
 
-    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, and a person's links stay.
+    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, a person's links, and checkpoints
+    that another process reads (`checkpoint_marks.py`) stay.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if saved_step(path) <= saved_step(newest)]
     kept = [path for path in up_to_newest if kept_step is not None and saved_step(path) <= kept_step][:1]
-    for path in up_to_newest[keep_newest:]:
+    older = up_to_newest[keep_newest:]
+    in_use = marked_checkpoints(newest.parent) if older else set()
+    for path in older:
         is_milestone = keep_every_steps and saved_step(path) % keep_every_steps == 0
-        if not is_milestone and path not in kept and not path.is_symlink():
+        is_kept = is_milestone or path in kept or path.name in in_use
+        if not is_kept and not path.is_symlink():
             _remove(path)
 
 

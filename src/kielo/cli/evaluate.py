@@ -10,6 +10,7 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.cli.watch import watch
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
@@ -25,9 +26,18 @@ from kielo.stages.attempt import on_ranks, resolve_here
     [RECIPE]
     --ranks RANKS:count      processes of this machine that share the model, in the layout of the recipe
     --precision {fp32,bf16}  precision of the products; default: fp32. Only with --ranks or in a job
+    --watch  score each new checkpoint of a run beside its training, until the run has finished
+    --once  with --watch: score the checkpoints that exist, then end
     --json
 """)
 def evaluate(options: argparse.Namespace) -> int:
+    if options.watch:
+        if options.ranks is not None or options.precision is not None:
+            raise KieloError("--watch scores in one process. Fix: leave out --ranks and --precision")
+        watch(options)
+        return 0
+    if options.once:
+        raise KieloError(f"--once needs --watch. Fix: kielo evaluate {options.model} --watch --once")
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
     is_run = (model / RUN_RECIPE_NAME).is_file()
@@ -119,7 +129,8 @@ def _print_masked(scores: MaskedScores) -> None:
     if pairs := scores.minimal_pairs:
         pair_rows = []
         for name, one in {**pairs.groups, "all": pairs.all}.items():
-            shares = (f"{100 * share:.1f} %" for share in (one.token, one.within_word))
+            of = one.token, one.within_word
+            shares = (f"{100 * share:.1f} %" for share in of if share is not None)
             pair_rows.append((name, f"{one.pairs:,}", *shares))
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -133,12 +133,14 @@ def _give(worker: Worker, task: _Task, at_work: dict[Worker, _Task]) -> None:
     worker.send(task.batch)
 
 
-def start_worker(name: str, make: Callable[[], Work]) -> Worker:
+def start_worker(
+    name: str, make: Callable[[], Work], environment: Mapping[str, str] = WORKER_ENVIRONMENT
+) -> Worker:
     # Spawned: a fork server would live as long as this process.
     context = multiprocessing.get_context("spawn")
     pipe, worker_end = context.Pipe()
     # With our copy of the worker's end closed, the pipe closes when the worker ends, however it does.
-    with worker_end, environment_of_worker(WORKER_ENVIRONMENT), without_main_file(), without_interrupts():
+    with worker_end, environment_of_worker(environment), without_main_file(), without_interrupts():
         process = context.Process(target=serve, args=(make, worker_end, name), name=name, daemon=True)
         process.start()
     return Worker(name, process, pipe)
@@ -219,7 +221,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def environment_of_worker(values: dict[str, str]) -> Iterator[None]:
+def environment_of_worker(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

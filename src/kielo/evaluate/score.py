@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kielo.artifact.documents import messages_of
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
@@ -46,28 +47,39 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
 
     An encoder of the hybrid objective also gets the scores of its causal use.
     """
-    recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
     with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
-        resolved = resolved_file.read(run_folder / "resolved.toml")
-        contender = load_checkpoint(wanted.checkpoint, resolved, run_folder / "tokenizer")
-        masked = None
-        if wanted.is_masked:
-            masked = score_encoder(contender, name, recipe, resolved.identity, run_folder)
+        masked, in_turn = score_checkpoint(wanted)
+        if masked is not None:
             write_json(stage.folder, masked)
             stage.counts |= {"accuracy": masked.accuracy.content()}
-            if not resolved.identity.train.causal_share:
-                return masked
-            contender = causal_use(contender, recipe)
-            # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
-            settings = recipe.evaluate.model_copy(update={"prompts": ()})
-            recipe = recipe.model_copy(update={"evaluate": settings})
-        in_turn = score(contender, name, recipe, run_folder)
-        write_json(stage.folder, in_turn)
-        stage.counts |= {
-            "bits_per_byte": in_turn.bits_per_byte.content(),
-            "heldout_bytes": in_turn.heldout_bytes,
-        }
-    return masked or in_turn
+        if in_turn is not None:
+            write_json(stage.folder, in_turn)
+            stage.counts |= {
+                "bits_per_byte": in_turn.bits_per_byte.content(),
+                "heldout_bytes": in_turn.heldout_bytes,
+            }
+    scores = masked or in_turn
+    assert scores is not None
+    return scores
+
+
+def score_checkpoint(
+    wanted: WantedScores, has_baselines: bool = True
+) -> tuple[MaskedScores | None, Scores | None]:
+    """Return an encoder's scores on hidden tokens, and the scores of a model that predicts next tokens."""
+    recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
+    resolved = resolved_file.read(run_folder / "resolved.toml")
+    contender = load_checkpoint(wanted.checkpoint, resolved, run_folder / "tokenizer")
+    masked = None
+    if wanted.is_masked:
+        masked = score_encoder(contender, name, recipe, resolved.identity, run_folder)
+        if not resolved.identity.train.causal_share:
+            return masked, None
+        contender = causal_use(contender, recipe)
+        # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
+        settings = recipe.evaluate.model_copy(update={"prompts": ()})
+        recipe = recipe.model_copy(update={"evaluate": settings})
+    return masked, score(contender, name, recipe, run_folder, has_baselines)
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
@@ -118,10 +130,16 @@ CONVENTION = (
     "divided by the UTF-8 bytes of the held-out documents plus one byte for each document; windows of "
     "sequence_length tokens advance by stride"
 )
+NO_BASELINES: tuple[dict[str, float], dict[str, int]] = (
+    {},
+    {"training_bytes": 0, "training_bytes_of_byte_baselines": 0},
+)
 
 
-def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
-    """Score the contender `name` beside the baselines on the held-out text of a run.
+def score(
+    contender: Contender, name: str, recipe: Recipe, run_folder: Path, has_baselines: bool = True
+) -> Scores:
+    """Score the contender `name` on the held-out text of a run, beside the baselines if they are wanted.
 
     All ranks of a job call it together and get the same scores. Rank 0 computes the baselines.
     """
@@ -139,7 +157,10 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
         text = generate(contender, prompt, *how, recipe.seed + number)
         samples.append(Sample(prompt=prompt, text=text))
-    baselines, given = Agreement().on_first(lambda: _baselines(recipe, run_folder, own, texts, stored))
+    baselines, given = NO_BASELINES
+    if has_baselines:
+        baselines, given = Agreement().on_first(lambda: _baselines(recipe, run_folder, own, texts, stored))
+    counts: JsonTable = {**coverage, **given}
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,
@@ -153,8 +174,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         sequence_length=contender.sequence_length,
         stride=stride,
         convention=CONVENTION,
-        **coverage,
-        **given,
+        **counts,
         ngram_order=settings.ngram_order,
     )
 

@@ -5,7 +5,7 @@ stage that has not run yet is None, and the page says so.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
+from kielo.artifact.score_history import ScoredCheckpoint, read_history
 from kielo.artifact.scores import (
     STAGE_FOLDERS,
     BitsPerByteSummary,
@@ -85,6 +86,7 @@ class Gathered:
     masked_scores: MaskedScores | None
     export: str | None
     versions: dict[str, str]  # of packages, in the manifests
+    history: list[ScoredCheckpoint] = field(default_factory=list)
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
@@ -115,6 +117,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
         masked_scores=read_stage_json(run_folder / "evaluate", MaskedScores),
         export=str(run_folder / "hf") if export else None,
         versions=_versions(manifests),
+        history=read_history(run_folder),
     )
 
 

@@ -31,12 +31,12 @@ from kielo.artifact.stage_json import write_json
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.report import figures, model_card
+from kielo.report import compare_progress, figures, model_card, progress, progress_figures
 from kielo.report.gather import Gathered, gather, summarise
+from kielo.report.progress_figures import COLOURS, DASHES
 from kielo.report.units import fill_template, setting
 from kielo.resolve.overview import amount
 
-_COLOURS, _DASHES = (figures.OURS, figures.DROPPED, figures.BLUE, figures.PURPLE), ("-", "--", ":", "-.")
 _NAMES = ("name", "description", "folder")  # of the recipe: the page's head has them
 
 Row = tuple[str, Callable[[Gathered], object]]  # name and value; a dash for none
@@ -74,10 +74,24 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
 
 def render_page(gathered: Gathered) -> str:
     def drawn(section: str) -> list[tuple[str, str]]:
-        found = (entry.drawn(gathered) for entry in figures.FIGURES if entry.section == section)
+        every = (*progress_figures.PROGRESS, *figures.FIGURES)
+        found = (entry.drawn(gathered) for entry in every if entry.section == section)
         return [of for of in found if of is not None]
 
-    return fill_template("page.html.jinja", **vars(gathered), figures=drawn)
+    shown = _progress(gathered)
+    return fill_template("page.html.jinja", **vars(gathered), **shown, figures=drawn)
+
+
+def _progress(gathered: Gathered) -> dict[str, Any]:
+    header, rows = progress.progress_table(gathered)
+    scores = progress.latest_scores(gathered)
+    pairs = [of for of in (scores.minimal_pairs, scores.made_pairs) if of] if scores else []
+    return {
+        "answers": progress.answers(gathered),
+        "progress": (header, rows),
+        "paradigms": [(of.file, progress.pair_rows(of)) for of in pairs if of.groups],
+        "samples_over_time": progress.samples_over_time(gathered),
+    }
 
 
 def write_comparison(runs: Mapping[Path, Recipe], path: Path) -> Path:
@@ -106,7 +120,9 @@ def render_comparison(runs: Sequence[Gathered]) -> str:
         runs=runs,
         notes=_notes(folders),
         curves=comparison_curves(runs, names, figures.WIDE) + comparison_curves(runs, names, figures.NARROW),
-        scores=[*_table(SCORES, runs), *scores_by_text(runs)],
+        languages=compare_progress.language_panels(runs, names),
+        left_out=compare_progress.left_out_languages(runs),
+        scores=[*_table(SCORES, runs), *scores_by_text(runs), *compare_progress.progress_rows(runs)],
         speed=_table(SIZE_AND_SPEED, runs),
         settings=differing_settings(runs),
     )
@@ -126,8 +142,8 @@ def comparison_curves(runs: Sequence[Gathered], names: Sequence[str], width: flo
     for axes, (rows, key, label) in zip(every, panels, strict=True):
         for number, (run, name) in enumerate(zip(runs, names, strict=True)):
             tokens, values = figures.finite(getattr(run.training, rows, []), key, by="tokens")
-            colour = _COLOURS[number % len(_COLOURS)]
-            dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+            colour = COLOURS[number % len(COLOURS)]
+            dashes = DASHES[number // len(COLOURS) % len(DASHES)]
             marker = "o" if rows == "heldout" else ""
             axes.plot(tokens, values, dashes, color=colour, linewidth=1.4, marker=marker, markersize=3.5)
             alt.append(figures.range_of(f"{name}, {label}".replace("\n", " "), values))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kielo.evaluate.generate import continue_text as continue_text
     from kielo.evaluate.score import evaluate_hugging_face as evaluate_hugging_face
     from kielo.evaluate.score import make_scores as make_scores
+    from kielo.evaluate.score_alone import score_alone as score_alone
     from kielo.evaluate.score_on_ranks import evaluate_hugging_face_on_ranks as evaluate_hugging_face_on_ranks
     from kielo.evaluate.score_on_ranks import make_scores_on_ranks as make_scores_on_ranks
     from kielo.ranks.world import meet as meet

@@ -1,0 +1,70 @@
+"""`kielo evaluate --watch`: the scores of a run's checkpoints beside its training, a line each."""
+
+import argparse
+import json
+import sys
+
+from kielo.artifact.score_history import ScoredCheckpoint
+from kielo.artifact.scores import MaskedScores, Scores
+from kielo.cli.terminal import print_text
+from kielo.recipe.amounts import format_seconds, short_amount
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.stages.watch_checkpoints import watch_of
+
+
+def watch(options: argparse.Namespace) -> None:
+    """Score the run's checkpoints until it has finished, or once. Ctrl-C ends it, and nothing is lost."""
+    if options.recipe is not None:
+        raise KieloError(
+            f"--watch scores a run's own checkpoints. Fix: kielo evaluate {options.model} --watch"
+        )
+    recipe = read_recipe(options.model, options.sets).recipe
+    said_to = sys.stderr if options.json else sys.stdout
+    found = watch_of(
+        recipe,
+        run_folder(recipe),
+        show=_print_json_line if options.json else _print_row,
+        tell=lambda text: print_text(text, said_to),
+    )
+    try:
+        found.run(options.once)
+    except KeyboardInterrupt:
+        print_text(f"stopped: {found.scored} scored now; the same command continues with the others", said_to)
+
+
+def _print_json_line(row: ScoredCheckpoint) -> None:
+    print(json.dumps(row.content(), ensure_ascii=False), flush=True)
+
+
+def _print_row(row: ScoredCheckpoint) -> None:
+    parts = [f"base model {row.model}" if row.is_base else f"step {row.step:,}"]
+    if row.tokens:
+        parts.append(f"{short_amount(row.tokens)} tokens")
+    if row.masked_scores:
+        parts += _masked_parts(row.masked_scores)
+    if row.scores:
+        parts += _parts(row.scores)
+    print(" · ".join([*parts, format_seconds(row.seconds)]), flush=True)
+    for task in row.scores.tasks if row.scores else ():
+        error = "" if task.standard_error is None else f" ± {task.standard_error:.3f}"
+        chance = "" if task.chance is None else f", chance {task.chance:.3f}"
+        print(f"  {task.task} {task.metric} {task.value:.3f}{error}{chance}", flush=True)
+
+
+def _masked_parts(scores: MaskedScores) -> list[str]:
+    parts = [f"hidden tokens {100 * scores.accuracy.model:.1f} %"]
+    if pairs := scores.minimal_pairs:
+        parts.append(f"minimal pairs {100 * (pairs.all.token or 0):.1f} %")
+    return parts
+
+
+def _parts(scores: Scores) -> list[str]:
+    parts = [f"bits per byte {scores.bits_per_byte.model:.3f}"]
+    parts += [f"{one.name} {one.bits_per_byte:.3f}" for one in scores.sets]
+    if (pairs := scores.minimal_pairs) and (share := pairs.all.likelihood) is not None:
+        parts.append(f"minimal pairs {100 * share:.1f} %")
+    if fluency := scores.fluency:
+        shares = (f"{code} {100 * share:.0f} %" for code, share in list(fluency.languages.items())[:2])
+        parts.append(f"writes {', '.join(shares)}")
+    return parts

@@ -1,0 +1,38 @@
+"""The watch of a run's checkpoints, whose scores load torch in a process of their own."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from kielo.artifact.score_history import ScoredCheckpoint
+from kielo.corpus.worker_processes import Work
+from kielo.evaluate.history_subject import Subject
+from kielo.evaluate.watch_run import Watch, score_in_process
+from kielo.recipe.errors import KieloError, sentence
+from kielo.recipe.sections import Recipe
+from kielo.stages import late
+
+
+def watch_of(
+    recipe: Recipe,
+    run_folder: Path,
+    show: Callable[[ScoredCheckpoint], None],
+    tell: Callable[[str], None],
+) -> Watch:
+    """Return the watch of a run. show: called with each row; tell: with each sentence for a person."""
+    return Watch(recipe, run_folder, show, tell, partial(score_in_process, checkpoint_scorer))
+
+
+def checkpoint_scorer(recipe: Recipe, run_folder: Path) -> Work:
+    """Return the function that the new process calls. It raises KieloError with a sentence if possible."""
+    score_alone = late.score_alone
+
+    def score(subject: Subject) -> ScoredCheckpoint:
+        try:
+            return score_alone(recipe, run_folder, subject)
+        except Exception as error:
+            if (said := sentence(error)) is None:
+                raise
+            raise KieloError(said) from None
+
+    return score
