@@ -44,6 +44,57 @@ class Sample(JsonObject):
     """Continuation, without the prompt."""
 
 
+class FluencyScores(JsonObject):
+    """Repetition and language of the model's own continuations of held-out text."""
+
+    texts: int = Field(ge=1)
+    repeated: float
+    """Share of the words of continuations in a 4-gram of words that occurred before in the same text."""
+    repeated_in_heldout: float
+    """The same of the held-out documents' own continuations."""
+    languages: dict[str, float]
+    """Language by the corpus' identifier → share of the continuations' characters, largest first."""
+    languages_in_heldout: dict[str, float] = {}
+    """The same of the held-out documents' own continuations."""
+
+
+class PairAccuracy(JsonObject):
+    """Shares of minimal pairs whose good sentence is likelier; a tie is a miss."""
+
+    pairs: int = Field(ge=1)
+    likelihood: float | None = None
+    """Of a decoder: by the log-likelihood of the whole sentence."""
+    standard_error: float | None = None
+    """Of `likelihood`."""
+    fewer_tokens: float | None = None
+    """Of a decoder: share of pairs whose good sentence has fewer tokens; an equal number counts as a half.
+    A model without training is about as good."""
+    token: float | None = None
+    """Of an encoder, by the pseudo-log-likelihood of Salazar et al. (2020): each token is hidden alone."""
+    within_word: float | None = None
+    """By Kauf and Ivanova's (2023): later tokens of the word are hidden too."""
+
+
+class MinimalPairScores(JsonObject):
+    file: str
+    all: PairAccuracy
+    groups: dict[str, PairAccuracy]
+    """Phenomenon → its score; empty if the file names none. BLiMP: paradigm → its score."""
+    terms: dict[str, PairAccuracy] = {}
+    """BLiMP: `linguistics_term` of paradigms → their score."""
+
+
+class MadePairScores(MinimalPairScores):
+    """Score on minimal pairs that rules made from held-out text."""
+
+    wanted: int = Field(ge=1)
+    """Pairs that each rule was asked for."""
+    sentences: int = Field(ge=0)
+    """Held-out sentences that the rules saw."""
+    in_training: int = Field(ge=0)
+    """Sentences left out because the training text also contains them."""
+
+
 class Scores(JsonFile):
     """Bits per byte of a model and of baselines on a run's held-out text, and samples of its text."""
 
@@ -55,6 +106,9 @@ class Scores(JsonFile):
     sets: list[SetScore] = []
     """Score on each source's held-out text, and on texts from outside of the mixture."""
     samples: list[Sample]
+    minimal_pairs: MinimalPairScores | None = None
+    made_pairs: MadePairScores | None = None
+    fluency: FluencyScores | None = None
     sampling: JsonTable
     """Temperature, top_k and seed of the samples."""
     heldout_bytes: int = Field(ge=0)
@@ -114,23 +168,6 @@ class PseudoBitsPerByte(JsonObject):
     """Tokens that were hidden one by one."""
     bytes: int = Field(ge=1)
     """UTF-8 bytes of these beginnings."""
-
-
-class PairAccuracy(JsonObject):
-    """Shares of minimal pairs whose good sentence is likelier; a tie is a miss."""
-
-    pairs: int = Field(ge=1)
-    token: float
-    """By the pseudo-log-likelihood of Salazar et al. (2020): each token is hidden alone."""
-    within_word: float
-    """By Kauf and Ivanova's (2023): later tokens of the word are hidden too."""
-
-
-class MinimalPairScores(JsonObject):
-    file: str
-    all: PairAccuracy
-    groups: dict[str, PairAccuracy]
-    """Phenomenon → its score; empty if the file names none."""
 
 
 class PartOfSpeechScores(JsonObject):

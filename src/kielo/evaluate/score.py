@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kielo.artifact.documents import messages_of
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
@@ -27,8 +28,10 @@ from kielo.evaluate.contender import (
 )
 from kielo.evaluate.encoder import fill_heldout, fill_prompts, open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
+from kielo.evaluate.fluency import score_sentences
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.masked_tokens import score_masked_tokens
+from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
 from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
@@ -60,7 +63,7 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
             # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
             settings = recipe.evaluate.model_copy(update={"prompts": ()})
             recipe = recipe.model_copy(update={"evaluate": settings})
-        in_turn = score(contender, name, recipe, run_folder)
+        in_turn = score(contender, name, recipe, run_folder, stage.folder)
         write_json(stage.folder, in_turn)
         stage.counts |= {
             "bits_per_byte": in_turn.bits_per_byte.content(),
@@ -119,8 +122,14 @@ CONVENTION = (
 )
 
 
-def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
-    """Score the contender `name` beside the baselines on the held-out text of a run."""
+def score(
+    contender: Contender, name: str, recipe: Recipe, run_folder: Path, folder: Path | None = None
+) -> Scores:
+    """Score the contender `name` beside the baselines on the held-out text of a run.
+
+    Pairs that are made are written into `folder`, if it is given.
+    """
+    pairs = read_pairs(Path(path).expanduser()) if (path := recipe.evaluate.minimal_pairs) else []
     heldout, coverage = heldout_documents(run_folder / "tokens")
     texts, stored = [document["text"] for document in heldout], [stored_ids(one) for one in heldout]
     own = load_tokenizer(run_folder / "tokenizer")
@@ -135,7 +144,10 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
         text = generate(contender, prompt, *how, recipe.seed + number)
         samples.append(Sample(prompt=prompt, text=text))
-    baselines, given = _baselines(recipe, run_folder, own, texts, stored)
+    training, given = training_texts(recipe, run_folder)
+    baselines = _baselines(run_folder, own, training, texts, stored, settings.ngram_order)
+    more: JsonTable = {**coverage, **given}
+    more |= score_sentences(contender, recipe, pairs, own, heldout, training, folder)
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,
@@ -149,8 +161,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         sequence_length=contender.sequence_length,
         stride=stride,
         convention=CONVENTION,
-        **coverage,
-        **given,
+        **more,
         ngram_order=settings.ngram_order,
     )
 
@@ -188,22 +199,22 @@ def _set_scores(
 
 
 def _baselines(
-    recipe: Recipe,
     run_folder: Path,
     tokenizer: TextTokenizer,
+    training: Sequence[str],
     heldout: Sequence[str],
     stored: Sequence[Sequence[int] | None],
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the baselines' bits per byte, and the bytes of training text that they were given."""
-    texts, given = training_texts(recipe, run_folder)
-    training, heldout_stream = byte_stream(texts), byte_stream(heldout)
+    ngram_order: int,
+) -> dict[str, float]:
+    """Return the baselines' bits per byte, given training text."""
+    training_stream, heldout_stream = byte_stream(training), byte_stream(heldout)
     # The training shards' own counts: the unigram learns from what the model was trained on.
     counts = training_token_counts(run_folder / "tokens", vocabulary_size(tokenizer))
     end = end_of_text_id(tokenizer)
     bits = {
         "unigram": unigram_bits(counts, document_tokens(tokenizer, end, heldout, stored=stored)),
-        "xz": xz_bits(training, heldout_stream),
-        "ngram": ByteNgram(training, recipe.evaluate.ngram_order).bits(heldout_stream),
+        "xz": xz_bits(training_stream, heldout_stream),
+        "ngram": ByteNgram(training_stream, ngram_order).bits(heldout_stream),
     }
     num_bytes = counted_bytes(heldout)
-    return {name: value / num_bytes for name, value in bits.items()}, given
+    return {name: value / num_bytes for name, value in bits.items()}
