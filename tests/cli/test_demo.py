@@ -4,6 +4,12 @@ import json
 
 import pytest
 
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
+from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.minimal_pairs import score_pairs
+from kielo.evaluate.pair_files import read_pairs
+from kielo.models.blocks.decoder import init_weights
+from kielo.resolve.resolved import read
 from tests.cli.test_run import kielo
 
 
@@ -11,11 +17,11 @@ from tests.cli.test_run import kielo
 @pytest.mark.timeout(1900)  # beside two other processes on two cores
 def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram;
-    losses within 1e-5 of Hugging Face's.
+    losses within 1e-5 of Hugging Face's. It finds the right suffix of words, and first weights do not.
     """
-    process = kielo(
-        "run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2, is_online=True
-    )
+    folder = tmp_path / "demo"
+    sets = ("--set", f"folder={folder}", "--set", "evaluate.made_pairs=1000")
+    process = kielo("run", "demo_estonian", "--json", *sets, threads=2, is_online=True)
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
@@ -24,6 +30,16 @@ def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     assert summary["parity"]["steps"] == 20 and summary["parity"]["max_relative_loss_difference"] <= 1e-5
     # half of the text is English
     assert 0 < summary["corpus"]["bytes_kept"] < summary["corpus"]["bytes_in"] / 2
+    scores = json.loads((folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
+    swap = scores["made_pairs"]["groups"]["suffix_swap"]
+    assert swap["pairs"] > 500 and swap["likelihood"] >= 0.5 + 4 * swap["standard_error"]
+    contender = load_checkpoint(
+        newest_checkpoint(folder), read(folder / "resolved.toml"), folder / "tokenizer"
+    )
+    init_weights(contender.module, seed=5)
+    pairs = read_pairs(folder / "evaluate" / "made_pairs.jsonl")
+    first = score_pairs(contender, [pair for pair in pairs if pair.group == "suffix_swap"], "").all
+    assert first.pairs == swap["pairs"] and first.likelihood < 0.5 + 4 * first.standard_error
 
 
 @pytest.mark.full

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.scores import MaskedScores
+from kielo.artifact.scores import (
+    FluencyScores,
+    MadePairScores,
+    MaskedScores,
+    MinimalPairScores,
+    PairAccuracy,
+)
 from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
@@ -28,6 +34,9 @@ def said(capsys: pytest.CaptureFixture, *words: str | Path) -> str:
     return capsys.readouterr().out
 
 
+NOT_ASKED = {"minimal_pairs": None, "made_pairs": None, "fluency": None}
+
+
 def has(**content: Any) -> SimpleNamespace:
     return SimpleNamespace(**content, content=lambda: content)
 
@@ -39,7 +48,7 @@ def has(**content: Any) -> SimpleNamespace:
 def scored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands in for the scores. asked: the model of each, and whether it is transformers'."""
     sample = SimpleNamespace(prompt="Kord", text="oli")
-    scores = has(bits_per_byte=has(model=1.23456, xz=2), sets=[], samples=[sample])
+    scores = has(bits_per_byte=has(model=1.23456, xz=2), sets=[], samples=[sample], **NOT_ASKED)
     of = SimpleNamespace(scores=scores, asked=[], causal=None)
     monkeypatch.setattr("kielo.stages.results.newest_checkpoint", lambda run: run / "newest")
     monkeypatch.setattr("kielo.cli.evaluate.read_stage_json", lambda folder, kind: of.causal)
@@ -118,6 +127,36 @@ def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> N
     assert main(["evaluate", str(run)]) == 0
 
 
+def test_fluency_is_tabled_or_told_to_be_missing(scored, recipe, capsys) -> None:
+    """Terms before paradigms; the wanted number of made pairs beside those that there are."""
+    asked = ("--set", "evaluate.made_pairs=1000", "--set", "evaluate.fluency_texts=5")
+    assert (
+        "made pairs: none, because no held-out sentence fits the rules\n"
+        "continuations: none, because all held-out documents are too short\n"
+    ) in said(capsys, "evaluate", recipe, *asked)
+    pair = PairAccuracy(pairs=1234, likelihood=0.625, standard_error=0.0125, fewer_tokens=0.5)
+    titles = "pairs\tgood likelier\tstandard error\tgood has fewer tokens\n"
+    cells = "1,234\t62.5 %\t1.2 %\t50.0 %\n"
+    scored.scores.minimal_pairs = MinimalPairScores(
+        file="blimp.zip", all=pair, groups={"npi_1": pair}, terms={"npi": pair}
+    )
+    scored.scores.made_pairs = MadePairScores(
+        file="", all=pair, groups={"word_order": pair}, wanted=1000, sentences=2000, in_training=30
+    )
+    scored.scores.fluency = FluencyScores(
+        texts=5, repeated=0.125, repeated_in_heldout=0.0, languages={"et": 0.75, "en": 0.25},
+        languages_in_heldout={"et": 1.0},
+    )  # fmt: skip
+    assert (
+        f"minimal pairs of blimp.zip\t{titles}npi\t{cells}npi_1\t{cells}all\t{cells}"
+        f"made pairs\t{titles}word_order\t{cells}"
+        "made pairs: 1,000 asked for of each rule; 2,000 held-out sentences; left out because the training "
+        "text has them: 30\n"
+        "5 continuations\tmodel\theld-out text\nwords in repeated 4-grams\t12.5 %\t0.0 %\n"
+        "text in et\t75.0 %\t100.0 %\ntext in en\t25.0 %\t0.0 %\n"
+    ) in said(capsys, "evaluate", recipe, *asked)
+
+
 def test_an_encoders_scores_are_tabled(scored, recipe, capsys) -> None:
     """Each measure that there is; with those of its causal use."""
     shares = {"accuracy": has(model=0.4567, most_frequent=0.1), "loss": 1.23456}
@@ -137,7 +176,7 @@ def test_an_encoders_scores_are_tabled(scored, recipe, capsys) -> None:
                          for truth in ("b", None)],
     }  # fmt: skip
     scored.scores = MaskedScores.model_construct(**shares, **more)
-    scored.causal = has(bits_per_byte=has(model=1.5), sets=[], samples=[])
+    scored.causal = has(bits_per_byte=has(model=1.5), sets=[], samples=[], **NOT_ASKED)
     pairs = "1,234\t50.0 %\t62.5 %\n"
     assert said(capsys, "evaluate", recipe) == first + (
         "pseudo bits per byte: 1.500; with the later tokens of a word also hidden: 2.250\n"

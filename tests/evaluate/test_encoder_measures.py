@@ -415,7 +415,9 @@ def test_evaluate_has_all_measures_and_follows_a_file_that_changed(run_folder: P
 @pytest.mark.parametrize(
     ("objective", "settings", "complaint"),
     [
-        ("next_token", {"minimal_pairs": "a.tsv"}, "minimal_pairs = 'a.tsv' measures encoders"),
+        ("next_token", {"minimal_pairs": "a.tsv", "made_pairs": 5, "fluency_texts": 5}, None),
+        ("next_token", {"part_of_speech": {"train": "a", "dev": "b"}}, "train = 'a' measures encoders"),
+        ("masked_tokens", {"made_pairs": 5}, "made_pairs = 5 has no effect"),
         ("masked_tokens", {"part_of_speech": {"train": "a"}}, "evaluate.part_of_speech.dev = FILE"),
         ("masked_tokens", {"part_of_speech": {"dev": "a"}}, "evaluate.part_of_speech.train = FILE"),
         ("masked_tokens", {"minimal_pairs": "a", "part_of_speech": {"train": "a", "dev": "b"}}, None),

@@ -11,8 +11,9 @@ import torch
 
 from kielo.evaluate import part_of_speech
 from kielo.evaluate.encoder import Encoder
+from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.part_of_speech import Sentence, score_part_of_speech, word_states
-from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, read_pairs, score_minimal_pairs
+from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech
 from tests.evaluate.test_encoder import CONTROL, SIZE, WORDS, words
@@ -47,7 +48,7 @@ def test_a_pair_that_is_too_long_is_told_with_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("phenomenon\tsen\twrong_sen\nword\ttere leht vali abc\tleht tere\n\ttere\tleht\textra\n")
     assert [tuple(pair) for pair in read_pairs(path)] == [
-        ("tere leht vali abc", "leht tere", "word"), ("tere", "leht", ""),
+        ("tere leht vali abc", "leht tere", "word", ""), ("tere", "leht", "", ""),
     ]  # fmt: skip
     scores = score_minimal_pairs(words(7), path)
     right = [nats("tere", "leht", "vali", "abc") > nats("leht", "tere"), nats("tere") > nats("leht")]

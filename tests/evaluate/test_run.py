@@ -14,7 +14,9 @@ from kielo.artifact.token_shards import TokenShard
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
 from kielo.dataset.pack import pack
+from kielo.evaluate import fluency
 from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.score import evaluate_hugging_face
 from kielo.evaluate.texts import evenly, heldout_documents, training_texts, training_token_counts
 from kielo.models.blocks.decoder import init_weights
@@ -89,6 +91,8 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     made = read_manifest(run_folder / "evaluate")
     assert (made.kind, made.version) == ("scores", 3)  # a higher version scores finished runs again
     assert set(made.inputs) == {"tokenizer", "tokens", "corpus", "checkpoint"} and made.section["seed"] == 1
+    # A key that is newer than a run is not in its section.
+    assert {"made_pairs", "fluency_texts"}.isdisjoint(made.section) and "ngram_order" in made.section
     assert made.counts == {"bits_per_byte": bits.content(), "heldout_bytes": scores.heldout_bytes}
     texts = heldout_texts(run_folder)
     assert len(scores.samples) == 3
@@ -150,16 +154,38 @@ def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> Non
     np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))
 
 
-def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path) -> None:
-    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per
-    byte and samples.
+def test_the_export_scores_like_the_checkpoint(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per byte, samples,
+    pairs and continuations.
     """
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
     model = resolve(RECIPE, run_folder, 1, "cpu").identity.model
     export(checkpoint, tmp_path / "hf", model, run_folder / "tokenizer")
-    ours, theirs = evaluate(RECIPE, run_folder), evaluate_hugging_face(RECIPE, run_folder, tmp_path / "hf")
+    monkeypatch.setattr(fluency, "LEAST_WORDS", 25)
+    (pairs := tmp_path / "pairs").mkdir()
+    pair = '{"sentence_good": "Vali uus fail.", "sentence_bad": "Vali fail uus."}\n'
+    (pairs / "order.jsonl").write_text(2 * pair)
+    asked = {"minimal_pairs": str(pairs), "made_pairs": 5, "fluency_texts": 2}
+    recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update=asked)})
+    ours, theirs = evaluate(recipe, run_folder), evaluate_hugging_face(recipe, run_folder, tmp_path / "hf")
     assert theirs.bits_per_byte.content() == pytest.approx(ours.bits_per_byte.content(), rel=1e-5)
     assert theirs.samples == ours.samples
+    assert theirs.fluency == ours.fluency and ours.fluency.texts == 2
+    for name in ("minimal_pairs", "made_pairs"):
+        assert getattr(theirs, name) == getattr(ours, name)
+    assert ours.minimal_pairs.groups["order"].pairs == 2
+    # The text has no suffixes, so one rule makes all pairs; the file has what is scored.
+    assert set(ours.made_pairs.groups) == {"word_order"} and ours.made_pairs.wanted == 5
+    made = run_folder / "evaluate" / "made_pairs.jsonl"
+    assert [pair.group for pair in read_pairs(made)] == ["word_order"] * 5
+    rows = [json.loads(line) for line in made.read_text(encoding="utf-8").splitlines()]
+    share = sum(row["nats_good"] > row["nats_bad"] for row in rows) / 5
+    assert share == ours.made_pairs.all.likelihood
+    assert "made_pairs.jsonl" in read_manifest(run_folder / "evaluate").files
+    (pairs / "more.jsonl").write_text('{"sen": "fail ja", "wrong_sen": "ja fail"}')
+    assert evaluate(recipe, run_folder).minimal_pairs.all.pairs == 3
 
 
 def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:

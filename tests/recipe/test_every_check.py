@@ -107,9 +107,15 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "FILE.conllu",
     ),
     "a measure of encoders": (
-        {"evaluate": {"minimal_pairs": "p.tsv"}}, "evaluate.minimal_pairs train.objective",
-        "evaluate.minimal_pairs = 'p.tsv' measures encoders. Fix: leave it out, or train.objective = "
+        {"evaluate": {"part_of_speech": {"train": "p", "dev": "p"}}},
+        "evaluate.part_of_speech.train evaluate.part_of_speech.dev train.objective",
+        "evaluate.part_of_speech.train = 'p' measures encoders. Fix: leave it out, or train.objective = "
         '"masked_tokens"',
+    ),
+    "made pairs without spaces": (
+        {"evaluate": {"made_pairs": 9}, "language": "ja"}, "evaluate.made_pairs language",
+        "evaluate.made_pairs = 9 needs spaces between words, and language = 'ja' is written without them. "
+        "Fix: evaluate.minimal_pairs = FILE",
     ),
     "a size and a shape": (
         {"model": {"params": 10**7, "hidden_size": 48, "num_attention_heads": 8}},

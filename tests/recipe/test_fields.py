@@ -123,6 +123,8 @@ evaluate.sample_tokens 80 >0 whole
 evaluate.temperature 0.7 >=0
 evaluate.top_k 50 >0 whole
 evaluate.pseudo_tokens 2048 >0 whole
+evaluate.made_pairs 0 >=0 whole
+evaluate.fluency_texts 0 >=0 whole
 evaluate.part_of_speech.from_layer None >0 whole
 """
 # Of what has no defaults: phases, ramps of the batch and sources.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.artifact.lease import held
-from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.scores import MaskedScores, PairAccuracy, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
 from kielo.cli.terminal import print_json, print_table, print_text
@@ -14,7 +14,7 @@ from kielo.cli.watch import watch
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
-from kielo.recipe.sections import Precision
+from kielo.recipe.sections import Precision, Recipe
 from kielo.stages import late, results
 from kielo.stages.attempt import on_ranks, resolve_here
 
@@ -71,7 +71,7 @@ def evaluate(options: argparse.Namespace) -> int:
             else late.make_scores_on_ranks(recipe, placed, folder, checkpoint, precision)
         )
         if scores is not None:  # on rank 0
-            _print(scores, None, options.json)
+            _print(recipe, scores, None, options.json)
         return 0
 
     names = [options.model, *([options.recipe] if options.recipe else [])]
@@ -88,7 +88,7 @@ def evaluate(options: argparse.Namespace) -> int:
             scores = results.evaluate(recipe, folder, checkpoint())
     # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
-    _print(scores, causal, options.json)
+    _print(recipe, scores, causal, options.json)
     return 0
 
 
@@ -100,7 +100,7 @@ def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
     return [*words, *sets, *flags, *(["--json"] if options.json else [])]
 
 
-def _print(scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> None:
+def _print(recipe: Recipe, scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> None:
     if is_json:
         return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
     if isinstance(scores, MaskedScores):
@@ -113,8 +113,41 @@ def _print(scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) 
     if scores.sets:
         rows = [(one.name, " ".join(one.languages), f"{one.bits_per_byte:.3f}") for one in scores.sets]
         print_table(["held-out set", "languages", "bits per byte"], rows)
+    _print_fluency(recipe, scores)
     for sample in scores.samples:
         print(f"\n{sample.prompt} ▸ {sample.text}")
+
+
+def _print_fluency(recipe: Recipe, scores: Scores) -> None:
+    if pairs := scores.minimal_pairs:
+        _print_pairs(f"minimal pairs of {pairs.file}", {**pairs.terms, **pairs.groups, "all": pairs.all})
+    if made := scores.made_pairs:
+        _print_pairs("made pairs", made.groups)
+        print_text(
+            f"made pairs: {recipe.evaluate.made_pairs:,} asked for of each rule; {made.sentences:,} held-out "
+            f"sentences; left out because the training text has them: {made.in_training:,}"
+        )
+    elif recipe.evaluate.made_pairs:
+        print_text("made pairs: none, because no held-out sentence fits the rules")
+    if fluency := scores.fluency:
+        rows = [
+            ("words in repeated 4-grams", fluency.repeated, fluency.repeated_in_heldout),
+            *((f"text in {code}", share, fluency.languages_in_heldout.get(code, 0.0))
+              for code, share in fluency.languages.items()),
+        ]  # fmt: skip
+        shares = [(name, f"{100 * ours:.1f} %", f"{100 * own:.1f} %") for name, ours, own in rows]
+        print_table([f"{fluency.texts:,} continuations", "model", "held-out text"], shares)
+    elif recipe.evaluate.fluency_texts:
+        print_text("continuations: none, because all held-out documents are too short")
+
+
+def _print_pairs(title: str, scores: dict[str, PairAccuracy]) -> None:
+    rows = []
+    for name, one in scores.items():
+        values = (one.likelihood, one.standard_error, one.fewer_tokens)
+        share, error, shorter = (f"{100 * (value or 0):.1f} %" for value in values)
+        rows.append((name, f"{one.pairs:,}", share, error, shorter))
+    print_table([title, "pairs", "good likelier", "standard error", "good has fewer tokens"], rows)
 
 
 def _print_masked(scores: MaskedScores) -> None:
@@ -129,8 +162,7 @@ def _print_masked(scores: MaskedScores) -> None:
     if pairs := scores.minimal_pairs:
         pair_rows = []
         for name, one in {**pairs.groups, "all": pairs.all}.items():
-            of = one.token, one.within_word
-            shares = (f"{100 * share:.1f} %" for share in of if share is not None)
+            shares = (f"{100 * (share or 0):.1f} %" for share in (one.token, one.within_word))
             pair_rows.append((name, f"{one.pairs:,}", *shares))
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:

@@ -10,15 +10,18 @@ from pathlib import Path
 from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest
+from kielo.artifact.manifest import hash_file, hash_json, hash_manifest, is_current, read_manifest
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokens
+from kielo.evaluate.pair_files import files_of_folder
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Evaluate, Recipe
 
 KIND, VERSION = "scores", 3
+# Left out of the section at their defaults, so that the scores of finished runs stay current.
+LATER_KEYS = ("made_pairs", "fluency_texts")
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,18 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
     inputs["checkpoint"] = hash_manifest(checkpoint)
     if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
         inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
-    inputs |= {f"evaluate.{key}": _own_file(key, path) for key, path in recipe.evaluate.encoder_files.items()}
+    inputs |= {f"evaluate.{key}": _own_file(key, path) for key, path in recipe.evaluate.own_files.items()}
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
+    for key in LATER_KEYS:
+        if section[key] == Evaluate.model_fields[key].default:
+            del section[key]
     return WantedScores(recipe, run_folder, checkpoint, inputs, section)
 
 
 def _own_file(key: str, path: str) -> str:
-    if not (place := Path(path).expanduser()).is_file():
+    place = Path(path).expanduser()
+    if key == "minimal_pairs" and place.is_dir():
+        return hash_json({file.name: hash_file(file) for file in files_of_folder(place)})
+    if not place.is_file():
         raise KieloError(f"evaluate.{key} = {path!r}: no such file")
     return hash_file(place)

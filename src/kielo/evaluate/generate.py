@@ -126,7 +126,6 @@ def opening(text: str) -> str:
     return " ".join(words)[:PROMPT_MOST_CHARACTERS].rstrip()
 
 
-@torch.inference_mode()
 def generate(
     contender: Contender, prompt: str, num_tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
@@ -134,20 +133,55 @@ def generate(
 
     A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
     """
-    prompt_ids = encode(contender.tokenizer, [prompt])[0]
+    return continuations(contender, [prompt], num_tokens, temperature, top_k, [seed])[0]
+
+
+@torch.inference_mode()
+def continuations(
+    contender: Contender,
+    prompts: Sequence[str],
+    num_tokens: int,
+    temperature: float,
+    top_k: int,
+    seeds: Sequence[int],
+) -> list[str]:
+    """Do as `generate` for prompts that are continued together. Each prompt has its own seed."""
     num_tokens_known = vocabulary_size(contender.tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    ids = [*(contender.first_ids or (contender.start_id,)), *prompt_ids]
-    first = len(ids)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    prompt_ids = encode(contender.tokenizer, prompts)
+    begin = contender.first_ids or (contender.start_id,)
+    rows = [[*begin, *ids] for ids in prompt_ids]
+    unfinished = list(range(len(rows)))
     for _ in range(num_tokens):
-        context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
-        logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
-        # Some models count more tokens than their tokenizer has.
-        token = pick(logits[:num_tokens_known], temperature, top_k, generator)
-        if token == contender.end_of_text_id:
+        logits = _next_logits(contender, [rows[number] for number in unfinished])
+        for number, row_logits in zip(tuple(unfinished), logits, strict=True):
+            # Some models count more tokens than their tokenizer has.
+            token = pick(row_logits[:num_tokens_known], temperature, top_k, generators[number])
+            if token == contender.end_of_text_id:
+                unfinished.remove(number)
+            else:
+                rows[number].append(token)
+        if not unfinished:
             break
-        ids.append(token)
-    whole, new = decode(contender.tokenizer, [prompt_ids + ids[first:], ids[first:]])
+    return [
+        _continuation(contender, prompt, ids, row[len(begin) + len(ids) :])
+        for prompt, ids, row in zip(prompts, prompt_ids, rows, strict=True)
+    ]
+
+
+def _next_logits(contender: Contender, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits after each row, fp32 on the CPU. Shorter rows are padded on the right."""
+    contexts = [row[-contender.sequence_length :] for row in rows]
+    longest = max(map(len, contexts))
+    padded = [[*row, *[contender.end_of_text_id] * (longest - len(row))] for row in contexts]
+    tokens = torch.tensor(padded, device=contender.device)
+    logits = contender.logits(tokens, contender.documents(tokens))
+    last = torch.tensor([len(row) - 1 for row in contexts], device=logits.device)
+    return logits[torch.arange(len(rows), device=logits.device), last].float().cpu()
+
+
+def _continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
+    whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
     # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
     return whole[len(prompt) :] if whole.startswith(prompt) else new
 

@@ -6,18 +6,16 @@ hidden token away. So Kauf and Ivanova 2023 (arXiv:2305.10588) also hide the lat
 ("within-word left-to-right"). Shape letters: n = tokens of a text, s = with the control tokens.
 """
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kielo.artifact.scores import MinimalPairScores, PairAccuracy, PseudoBitsPerByte
 from kielo.evaluate.encoder import Encoder, by_length
-from kielo.evaluate.texts import text_lines
+from kielo.evaluate.pair_files import pair_scores, read_pairs
 from kielo.recipe.errors import KieloError
 
 
@@ -99,35 +97,6 @@ def _log_probabilities(
     return found
 
 
-# Names of the good and the bad sentence, in BLiMP and MultiBLiMP, and of a pair's phenomenon.
-SENTENCES = (("sentence_good", "sentence_bad"), ("sen", "wrong_sen"))
-GROUPS = ("phenomenon", "UID")
-_FORM = (
-    "a .jsonl with an object a line, or a .tsv with a line of names, that have sentence_good and "
-    "sentence_bad (or sen and wrong_sen), and may have a phenomenon"
-)
-
-
-class Pair(NamedTuple):
-    good: str
-    bad: str
-    group: str  # their phenomenon, "" if the file does not name it
-
-
-def read_pairs(path: Path) -> list[Pair]:
-    """Read the pairs of a file. Raise KieloError, with file and line, for a malformed pair."""
-    pairs = []
-    for number, row in _rows(path):
-        names = next((names for names in SENTENCES if all(name in row for name in names)), None)
-        if names is None or not all(isinstance(row[name], str) and row[name].strip() for name in names):
-            raise KieloError(f"{path}, line {number}: not a minimal pair. Fix: {_FORM}")
-        group = next((row[name] for name in GROUPS if row.get(name)), "")
-        pairs.append(Pair(row[names[0]].strip(), row[names[1]].strip(), str(group)))
-    if not pairs:
-        raise KieloError(f"{path}: has no minimal pair. Fix: {_FORM}")
-    return pairs
-
-
 def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
     """Score how often an encoder finds the good sentence of a pair likelier, by sums over tokens.
 
@@ -147,33 +116,9 @@ def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
     for name, within_word in (("token", False), ("within_word", True)):
         nats = [float(one.sum()) for one in pseudo_log_likelihoods(encoder, rows, within_word)]
         is_right[name] = np.array(nats[::2]) > np.array(nats[1::2])
-    groups = dict.fromkeys(pair.group for pair in pairs if pair.group)
-    of_group = {group: np.array([pair.group == group for pair in pairs]) for group in groups}
-    return MinimalPairScores(
-        file=path.name,
-        all=_accuracy(is_right, np.ones(len(pairs), bool)),
-        groups={group: _accuracy(is_right, which) for group, which in of_group.items()},
-    )
+    return pair_scores(path.name, pairs, lambda which: _accuracy(is_right, which))
 
 
 def _accuracy(is_right: dict[str, np.ndarray], which: np.ndarray) -> PairAccuracy:
     shares = {name: float(right[which].mean()) for name, right in is_right.items()}
     return PairAccuracy(pairs=int(which.sum()), **shares)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    names: list[str] = []
-    for number, line in text_lines(path):
-        if not line.strip():
-            continue
-        if path.suffix == ".tsv":
-            cells = line.split("\t")
-            if names:
-                yield number, dict(zip(names, cells, strict=False))
-            names = names or cells
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise KieloError(f"{path}, line {number}: not JSON ({error}). Fix: {_FORM}") from None
-        yield number, row if isinstance(row, dict) else {}

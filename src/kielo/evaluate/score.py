@@ -29,8 +29,10 @@ from kielo.evaluate.contender import (
 )
 from kielo.evaluate.encoder import fill_heldout, fill_prompts, open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
+from kielo.evaluate.fluency import score_sentences
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.masked_tokens import score_masked_tokens
+from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
 from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
@@ -48,7 +50,7 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
     An encoder of the hybrid objective also gets the scores of its causal use.
     """
     with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
-        masked, in_turn = score_checkpoint(wanted)
+        masked, in_turn = score_checkpoint(wanted, folder=stage.folder)
         if masked is not None:
             write_json(stage.folder, masked)
             stage.counts |= {"accuracy": masked.accuracy.content()}
@@ -64,9 +66,12 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
 
 
 def score_checkpoint(
-    wanted: WantedScores, has_baselines: bool = True
+    wanted: WantedScores, has_baselines: bool = True, folder: Path | None = None
 ) -> tuple[MaskedScores | None, Scores | None]:
-    """Return an encoder's scores on hidden tokens, and the scores of a model that predicts next tokens."""
+    """Return an encoder's scores on hidden tokens, and the scores of a model that predicts next tokens.
+
+    Pairs that are made are written into `folder`, if it is given.
+    """
     recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
     resolved = resolved_file.read(run_folder / "resolved.toml")
     contender = load_checkpoint(wanted.checkpoint, resolved, run_folder / "tokenizer")
@@ -79,7 +84,7 @@ def score_checkpoint(
         # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
         settings = recipe.evaluate.model_copy(update={"prompts": ()})
         recipe = recipe.model_copy(update={"evaluate": settings})
-    return masked, score(contender, name, recipe, run_folder, has_baselines)
+    return masked, score(contender, name, recipe, run_folder, has_baselines, folder)
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
@@ -137,12 +142,19 @@ NO_BASELINES: tuple[dict[str, float], dict[str, int]] = (
 
 
 def score(
-    contender: Contender, name: str, recipe: Recipe, run_folder: Path, has_baselines: bool = True
+    contender: Contender,
+    name: str,
+    recipe: Recipe,
+    run_folder: Path,
+    has_baselines: bool = True,
+    folder: Path | None = None,
 ) -> Scores:
     """Score the contender `name` on the held-out text of a run, beside the baselines if they are wanted.
 
-    All ranks of a job call it together and get the same scores. Rank 0 computes the baselines.
+    All ranks of a job call it together and get the same scores. Rank 0 computes the baselines. Pairs that are
+    made are written into `folder`, if it is given.
     """
+    pairs = read_pairs(Path(path).expanduser()) if (path := recipe.evaluate.minimal_pairs) else []
     heldout, coverage = heldout_documents(run_folder / "tokens")
     texts, stored = [document["text"] for document in heldout], [stored_ids(one) for one in heldout]
     own = load_tokenizer(run_folder / "tokenizer")
@@ -157,10 +169,15 @@ def score(
     for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
         text = generate(contender, prompt, *how, recipe.seed + number)
         samples.append(Sample(prompt=prompt, text=text))
+    training: list[str] = []
     baselines, given = NO_BASELINES
+    if has_baselines or settings.made_pairs:
+        training, given = training_texts(recipe, run_folder)
     if has_baselines:
-        baselines, given = Agreement().on_first(lambda: _baselines(recipe, run_folder, own, texts, stored))
-    counts: JsonTable = {**coverage, **given}
+        order = settings.ngram_order
+        baselines = Agreement().on_first(lambda: _baselines(run_folder, own, training, texts, stored, order))
+    more: JsonTable = {**coverage, **given}
+    more |= score_sentences(contender, recipe, pairs, own, heldout, training, folder)
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,
@@ -174,7 +191,7 @@ def score(
         sequence_length=contender.sequence_length,
         stride=stride,
         convention=CONVENTION,
-        **counts,
+        **more,
         ngram_order=settings.ngram_order,
     )
 
@@ -212,22 +229,22 @@ def _set_scores(
 
 
 def _baselines(
-    recipe: Recipe,
     run_folder: Path,
     tokenizer: TextTokenizer,
+    training: Sequence[str],
     heldout: Sequence[str],
     stored: Sequence[Sequence[int] | None],
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the baselines' bits per byte, and the bytes of training text that they were given."""
-    texts, given = training_texts(recipe, run_folder)
-    training, heldout_stream = byte_stream(texts), byte_stream(heldout)
+    ngram_order: int,
+) -> dict[str, float]:
+    """Return the baselines' bits per byte, given training text."""
+    training_stream, heldout_stream = byte_stream(training), byte_stream(heldout)
     # The training shards' own counts: the unigram learns from what the model was trained on.
     counts = training_token_counts(run_folder / "tokens", vocabulary_size(tokenizer))
     end = end_of_text_id(tokenizer)
     bits = {
         "unigram": unigram_bits(counts, document_tokens(tokenizer, end, heldout, stored=stored)),
-        "xz": xz_bits(training, heldout_stream),
-        "ngram": ByteNgram(training, recipe.evaluate.ngram_order).bits(heldout_stream),
+        "xz": xz_bits(training_stream, heldout_stream),
+        "ngram": ByteNgram(training_stream, ngram_order).bits(heldout_stream),
     }
     num_bytes = counted_bytes(heldout)
-    return {name: value / num_bytes for name, value in bits.items()}, given
+    return {name: value / num_bytes for name, value in bits.items()}

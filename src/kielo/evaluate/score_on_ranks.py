@@ -58,7 +58,8 @@ def make_scores_on_ranks(
         contender = load_checkpoint_on_ranks(
             wanted.checkpoint, resolved, run_folder / "tokenizer", world, precision
         )
-        scores = score(contender, wanted.checkpoint.name, recipe, run_folder)
+        folder = None if world.rank else made[0].folder
+        scores = score(contender, wanted.checkpoint.name, recipe, run_folder, folder=folder)
         if world.rank:
             return None
         write_json(made[0].folder, scores)

@@ -104,13 +104,18 @@ def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[s
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file, with their numbers from 1. Raise KieloError for a line in no UTF-8."""
     with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
-            try:
-                yield number, data.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise KieloError(
-                    f"{path}, line {number}: not UTF-8 ({error.reason}). Fix: save it as UTF-8"
-                ) from None
+        yield from decoded_lines(file, str(path))
+
+
+def decoded_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """Do as `text_lines`, for the lines of a file that errors call `name`."""
+    for number, data in enumerate(lines, 1):
+        try:
+            yield number, data.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise KieloError(
+                f"{name}, line {number}: not UTF-8 ({error.reason}). Fix: save it as UTF-8"
+            ) from None
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:

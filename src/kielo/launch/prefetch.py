@@ -91,7 +91,7 @@ def own_files(recipe: Recipe) -> list[str]:
     """Return paths that the recipe names: files of a person, which are not brought."""
     paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
-    paths += recipe.evaluate.encoder_files.values()
+    paths += recipe.evaluate.own_files.values()
     paths += filter(None, [recipe.model.transplant_vectors])
     for reference in (recipe.tokenizer.ready, recipe.model.weights):
         if reference is not None and not is_on_hub(reference):

@@ -22,6 +22,9 @@ _CARDS = Path(__file__).resolve().parent.parent / "cards"
 NEW_CARD = _CARDS / "new_cluster.toml"  # a template; @NAME@ stands for its name
 
 
+_WITHOUT_SPACES = frozenset(("Han", "Khmer", "Lao", "Myanmar", "Thai", "Tibetan"))
+
+
 class Language(Section):
     """A language: its letters, its codes in the identifiers, and the probabilities that they must give it."""
 
@@ -44,6 +47,12 @@ class Language(Section):
         if isinstance(data, dict) and not data.get("unicode_scripts") and "script" in data:
             data = data | {"unicode_scripts": (data["script"],)}
         return data
+
+    @property
+    def has_spaces(self) -> bool:
+        """Return True if the language is written with spaces between words."""
+        is_korean = "Hangul" in self.unicode_scripts  # Han too, but with spaces
+        return is_korean or not _WITHOUT_SPACES.intersection(self.unicode_scripts)
 
 
 class Accelerator(Section):

@@ -151,6 +151,16 @@ def _sources(recipe: Recipe) -> Found:
         if text.language and text.language not in languages():
             yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
     yield from _measures_of_encoders(recipe)
+    if (
+        recipe.evaluate.made_pairs
+        and recipe.language in languages()
+        and not language(recipe.language).has_spaces
+    ):
+        yield (
+            ("evaluate.made_pairs", "language"),
+            f"evaluate.made_pairs = {recipe.evaluate.made_pairs} needs spaces between words, and language = "
+            f"{recipe.language!r} is written without them. Fix: evaluate.minimal_pairs = FILE",
+        )
 
     if recipe.dataset.mixture and recipe.dataset.temperature != 1:
         yield (
@@ -165,7 +175,7 @@ def _no_source(key: str, names: list[str]) -> str:
 
 
 def _measures_of_encoders(recipe: Recipe) -> Found:
-    files = recipe.evaluate.encoder_files
+    files = recipe.evaluate.own_files
     for one, other in (("train", "dev"), ("dev", "train")):
         key = f"part_of_speech.{one}"
         if key in files and f"part_of_speech.{other}" not in files:
@@ -174,10 +184,12 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
                 f"evaluate.{key} = {files[key]!r} needs a second file. Fix: "
                 f"evaluate.part_of_speech.{other} = FILE.conllu",
             )
-    for key, path in files.items() if recipe.train.objective == "next_token" else ():
+    tags = [f"evaluate.{key}" for key in files if key != "minimal_pairs"]
+    if tags and recipe.train.objective == "next_token":
+        path = files[tags[0].removeprefix("evaluate.")]
         yield (
-            (f"evaluate.{key}", "train.objective"),
-            f"evaluate.{key} = {path!r} measures encoders. Fix: leave it out, or "
+            (*tags, "train.objective"),
+            f"{tags[0]} = {path!r} measures encoders. Fix: leave it out, or "
             'train.objective = "masked_tokens"',
         )
 

@@ -913,13 +913,19 @@ class Evaluate(Section):
     pseudo_tokens: PositiveInt = 2048
     """Tokens of held-out text that are hidden one by one. Only with train.objective = masked_tokens."""
     minimal_pairs: str = ""
-    """File of pairs of a good and a bad sentence, for an encoder: .jsonl or .tsv with sentence_good,
-    sentence_bad and optionally phenomenon."""
+    """Pairs of a good and a bad sentence: a .jsonl or .tsv file with sentence_good, sentence_bad and
+    optionally phenomenon, or a folder or .zip of such .jsonl files, as BLiMP has them."""
+    made_pairs: int = Field(0, ge=0)
+    """Minimal pairs that each of three rules makes from held-out sentences. Default: 0, none. Only with
+    train.objective = next_token or train.causal_share."""
+    fluency_texts: int = Field(0, ge=0)
+    """Held-out documents that the model continues, for shares of repetition and of languages. Default: 0,
+    none. Only with train.objective = next_token or train.causal_share."""
     part_of_speech: PartOfSpeech = PartOfSpeech()
     """Tags from an encoder's frozen states."""
 
     @property
-    def encoder_files(self) -> dict[str, str]:
+    def own_files(self) -> dict[str, str]:
         tags = self.part_of_speech
         named = {
             "minimal_pairs": self.minimal_pairs,

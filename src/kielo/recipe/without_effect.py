@@ -93,7 +93,8 @@ CONDITIONS = (
         'with train.objective = "next_token", which hides no tokens. Fix: train.objective = "masked_tokens"',
     ),
     _row(
-        "evaluate.ngram_order evaluate.sample_tokens evaluate.temperature evaluate.top_k",
+        "evaluate.ngram_order evaluate.sample_tokens evaluate.temperature evaluate.top_k evaluate.made_pairs "
+        "evaluate.fluency_texts",
         "train.objective train.causal_share",
         lambda recipe: not _is_masked(recipe) or recipe.train.causal_share > 0,
         'with train.objective = "masked_tokens": such a model is measured by hidden tokens. '
