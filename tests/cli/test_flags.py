@@ -145,8 +145,10 @@ TYPED: list[tuple[str, dict]] = [
     ("verify position-heads a b --json", {
         "proof": "position-heads", "weights": "a", "text": Path("b"), "json": True,
     }),
-    ("evaluate m", {"model": "m", "recipe": None, "sets": [], "json": False}),
-    ("evaluate m r --json --set a=b", {"model": "m", "recipe": "r", "sets": ["a=b"], "json": True}),
+    ("evaluate m", {"model": "m", "recipe": None, "sets": [], "json": False, "tasks": None,
+                    "euroeval": False}),
+    ("evaluate m r --json --set a=b --tasks c,d --euroeval",
+     {"model": "m", "recipe": "r", "sets": ["a=b"], "json": True, "tasks": "c,d", "euroeval": True}),
     ("generate m p", {
         "model": "m", "prompt": "p", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "json": False,
     }),

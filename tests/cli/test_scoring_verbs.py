@@ -1,6 +1,7 @@
 """`kielo evaluate`, `generate`, `rehearse` and `preflight` around known results: what is asked and told."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.scores import MaskedScores
+from kielo.artifact.scores import MaskedScores, Scores, TaskScore
 from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
@@ -39,7 +40,9 @@ def has(**content: Any) -> SimpleNamespace:
 def scored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands in for the scores. asked: the model of each, and whether it is transformers'."""
     sample = SimpleNamespace(prompt="Kord", text="oli")
-    scores = has(bits_per_byte=has(model=1.23456, xz=2), sets=[], samples=[sample])
+    scores = has(
+        bits_per_byte=has(model=1.23456, xz=2), sets=[], tasks=[], unscored_tasks={}, samples=[sample]
+    )
     of = SimpleNamespace(scores=scores, asked=[], causal=None)
     monkeypatch.setattr("kielo.stages.results.newest_checkpoint", lambda run: run / "newest")
     monkeypatch.setattr("kielo.cli.evaluate.read_stage_json", lambda folder, kind: of.causal)
@@ -66,6 +69,48 @@ def test_a_run_a_checkpoint_and_a_folder_of_weights_are_scored(scored, recipe, t
     assert sets in said(capsys, "evaluate", recipe)
     scored.causal = has(other=1)  # of another use, which these are not
     assert "causal" not in json.loads(said(capsys, "evaluate", recipe, "--json"))
+
+
+def test_tasks_are_tabled_and_those_without_a_score_are_named(scored, recipe, capsys, monkeypatch) -> None:
+    """The tasks of --tasks take the place of the recipe's; the exit code says that some have no score."""
+    asked = []
+    ours = "kielo.stages.results.evaluate"
+    monkeypatch.setattr(ours, lambda of, *_: asked.append(of.evaluate.tasks) or scored.scores)
+    one = {"task": "xcopa_et", "metric": "acc,none", "questions": 1500, "shots": 3, "measures": "reading"}
+    scored.scores = Scores.model_construct(
+        bits_per_byte=has(model=1.5), sets=[], samples=[], unscored_tasks={"b": "no data"},
+        tasks=[TaskScore(**one, value=0.51234, standard_error=0.02, chance=0.5), TaskScore(**one, value=1)],
+    )  # fmt: skip
+    assert main(["evaluate", str(recipe), "--tasks", "xcopa_et,bundle:et"]) == 1
+    assert capsys.readouterr().out.split("\n")[2:] == [
+        "task\tmeasures\tmetric\tvalue\tstandard error\tchance\tquestions\tshots",
+        "xcopa_et\treading\tacc,none\t0.5123\t0.0200\t0.5000\t1,500\t3",
+        "xcopa_et\treading\tacc,none\t1.0000\t\t\t1,500\t3",
+        "no score of b: no data", "",
+    ]  # fmt: skip
+    assert main(["evaluate", str(recipe), "--json"]) == 1
+    assert asked == [("xcopa_et", "bundle:et"), ()]
+    assert main(["evaluate", str(recipe), "--tasks", "bundle:xx"]) == 1
+    assert "no bundle is called 'bundle:xx'. Fix: bundle:da, bundle:en" in capsys.readouterr().err
+
+
+def test_euroeval_is_told_and_run_if_it_is_here(scored, recipe, tmp_path, capsys, monkeypatch) -> None:
+    export = tmp_path / "run" / "hf"
+    assert main(["evaluate", str(recipe), "--euroeval"]) == 1
+    assert f"{export}: no exported model. Fix: kielo export {export.parent} --to" in capsys.readouterr().err
+    export.mkdir()
+    (export / "config.json").touch()
+    command = f"euroeval --model {export} --language et"
+    assert said(capsys, "evaluate", recipe, "--euroeval").split("\n")[:2] == [
+        command, "EuroEval is not installed. Fix: pip install 'euroeval[all]' in an environment of its own"
+    ]  # fmt: skip
+    program = tmp_path / "euroeval"
+    program.write_text('#!/bin/sh\necho "$0 $@" > asked\nexit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", str(recipe), "--euroeval"]) == 3
+    assert (tmp_path / "asked").read_text() == f"{tmp_path}/{command}\n" and scored.asked == []
 
 
 def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> None:
@@ -106,7 +151,7 @@ def test_an_encoders_scores_are_tabled(scored, recipe, capsys) -> None:
                          for truth in ("b", None)],
     }  # fmt: skip
     scored.scores = MaskedScores.model_construct(**shares, **more)
-    scored.causal = has(bits_per_byte=has(model=1.5), sets=[], samples=[])
+    scored.causal = has(bits_per_byte=has(model=1.5), sets=[], tasks=[], unscored_tasks={}, samples=[])
     pairs = "1,234\t50.0 %\t62.5 %\n"
     assert said(capsys, "evaluate", recipe) == first + (
         "pseudo bits per byte: 1.500; with the later tokens of a word also hidden: 2.250\n"

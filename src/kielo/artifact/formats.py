@@ -13,6 +13,7 @@ from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.scores import MaskedScores, Scores, Summary
 from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonFile
+from kielo.artifact.task_result import TASKS_FOLDER, TaskResult
 from kielo.artifact.token_sources import TokenFiles
 from kielo.artifact.verify_results import Parity, Preflight
 from kielo.recipe.schema import DIALECT, json_schema
@@ -61,6 +62,7 @@ FORMATS = {
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
     "masked_scores": _whole_file("evaluate/", MaskedScores),
+    "task_result": _whole_file(f"{TASKS_FOLDER}/MODEL/TASK/", TaskResult),
     "preflight": _whole_file("", Preflight),
     "summary": _whole_file("", Summary),
 }

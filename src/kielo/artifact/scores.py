@@ -44,6 +44,28 @@ class Sample(JsonObject):
     """Continuation, without the prompt."""
 
 
+class TaskScore(JsonObject):
+    """A task's score by EleutherAI's harness, of one metric."""
+
+    task: str
+    """Name of the task in the harness, or of a person's own task."""
+    metric: str
+    """The metric with its filter as the harness names it, such as `acc,none`."""
+    value: float
+    standard_error: float | None = None
+    questions: int = Field(ge=1)
+    """Questions that were scored."""
+    shots: int = Field(ge=0)
+    """Examples before each question."""
+    chance: float | None = None
+    """The value of guessing; null if it is not known."""
+    language: str = ""
+    measures: str = ""
+    """Ability that the task measures: knowledge, reading, culture, truthfulness, translation, language."""
+    version: str = ""
+    """Version of the task's file."""
+
+
 class Scores(JsonFile):
     """Bits per byte of a model and of baselines on a run's held-out text, and samples of its text."""
 
@@ -55,6 +77,7 @@ class Scores(JsonFile):
     sets: list[SetScore] = []
     """Score on each source's held-out text, and on texts from outside of the mixture."""
     samples: list[Sample]
+    tasks: list[TaskScore] = []
     sampling: JsonTable
     """Temperature, top_k and seed of the samples."""
     heldout_bytes: int = Field(ge=0)
@@ -75,6 +98,8 @@ class Scores(JsonFile):
     """UTF-8 bytes of the training text of xz and the byte n-gram."""
     ngram_order: int
     """Bytes of the longest n-gram."""
+    unscored_tasks: dict[str, str] = {}
+    """Task of the recipe without a score → the reason. The next evaluation tries it again."""
 
 
 BASELINES_OF_HIDDEN_TOKENS = ("unigram", "bigram", "neighbours")

@@ -1,6 +1,8 @@
 """`kielo evaluate`: scores of a run's checkpoint, or of a Hugging Face folder, on the run's held-out text."""
 
 import argparse
+import json
+import shlex
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
@@ -8,7 +10,8 @@ from kielo.artifact.lease import held
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
-from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.evaluate.euroeval import euroeval_command, run_euroeval
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.stages import late, results
@@ -17,11 +20,14 @@ from kielo.stages import late, results
 @takes("""
     $ kielo evaluate demo_estonian
     $ kielo evaluate runs/demo_estonian/hf demo_estonian
+    $ kielo evaluate runs/demo_estonian --tasks bundle:et,my_task
     MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
     [RECIPE]
+    --tasks NAMES  tasks, groups and bundles to score, with commas between; default: evaluate.tasks
+    --euroeval     print EuroEval's command for the export, and run it if EuroEval is installed
     --json
 """)
-def evaluate(options: argparse.Namespace) -> None:
+def evaluate(options: argparse.Namespace) -> int | None:
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
     is_run = (model / RUN_RECIPE_NAME).is_file()
@@ -40,31 +46,65 @@ def evaluate(options: argparse.Namespace) -> None:
             else f"{model}: neither a checkpoint (no {INDEX_NAME}) nor a Hugging Face folder (no "
             "config.json); see `kielo checkpoint list RUN`"
         )
-    recipe = read_recipe(options.recipe or options.model, options.sets).recipe
+    tasks = [f"evaluate.tasks={json.dumps(options.tasks.split(','))}"] if options.tasks else []
+    recipe = read_recipe(options.recipe or options.model, [*options.sets, *tasks]).recipe
     folder = run_folder(recipe)
+    if options.euroeval:
+        return _euroeval(model if is_hugging_face else folder / "hf", recipe.language)
     scores: Scores | MaskedScores
-    if is_hugging_face:
-        scores = late.evaluate_hugging_face(recipe, folder, model)
-    else:
-        with held(folder):
-            checkpoint = model if options.recipe else results.newest_checkpoint(folder)
-            scores = results.evaluate(recipe, folder, checkpoint)
+    with keep_stdout_for_json(options.json):
+        if is_hugging_face:
+            scores = late.evaluate_hugging_face(recipe, folder, model)
+        else:
+            with held(folder):
+                checkpoint = model if options.recipe else results.newest_checkpoint(folder)
+                scores = results.evaluate(recipe, folder, checkpoint)
     # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
     if options.json:
-        return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
+        print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
+        return _exit_code(causal or scores)
     if isinstance(scores, MaskedScores):
         _print_masked(scores)
         if causal is None:
-            return
+            return None
         scores = causal
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     if scores.sets:
         rows = [(one.name, " ".join(one.languages), f"{one.bits_per_byte:.3f}") for one in scores.sets]
         print_table(["held-out set", "languages", "bits per byte"], rows)
+    _print_tasks(scores)
     for sample in scores.samples:
         print(f"\n{sample.prompt} ▸ {sample.text}")
+    return _exit_code(scores)
+
+
+def _exit_code(scores: Scores | MaskedScores) -> int | None:
+    return 1 if isinstance(scores, Scores) and scores.unscored_tasks else None
+
+
+def _print_tasks(scores: Scores) -> None:
+    rows = []
+    for one in scores.tasks:
+        error = "" if one.standard_error is None else f"{one.standard_error:.4f}"
+        chance = "" if one.chance is None else f"{one.chance:.4f}"
+        of = one.task, one.measures, one.metric, f"{one.value:.4f}", error, chance
+        rows.append((*of, f"{one.questions:,}", str(one.shots)))
+    if rows:
+        titles = ("task", "measures", "metric", "value", "standard error", "chance", "questions", "shots")
+        print_table(titles, rows)
+    for name, reason in scores.unscored_tasks.items():
+        print_text(f"no score of {name}: {reason}")
+
+
+def _euroeval(export: Path, language: str) -> int | None:
+    command = euroeval_command(export, language)
+    print(shlex.join(command))
+    code = run_euroeval(command)
+    if code is None:
+        print_text("EuroEval is not installed. Fix: pip install 'euroeval[all]' in an environment of its own")
+    return code
 
 
 def _print_masked(scores: MaskedScores) -> None:

@@ -15,6 +15,7 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokens
+from kielo.evaluate.tasks_wanted import hash_task_folder
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
@@ -38,12 +39,13 @@ class WantedScores:
         return self.recipe.train.objective == "masked_tokens"
 
     def current(self) -> Scores | MaskedScores | None:
-        """Read the existing scores; None if they are not of these inputs and settings."""
+        """Read the existing scores; None if they are not of these inputs and settings, or lack a task."""
         if not is_current(self.folder, KIND, VERSION, self.inputs, self.section):
             return None
-        if self.is_masked:
-            return read_stage_json(self.folder, MaskedScores)
-        return read_stage_json(self.folder, Scores)
+        scores = read_stage_json(self.folder, Scores)  # of an encoder: of its causal use
+        if scores is not None and scores.unscored_tasks:
+            return None
+        return read_stage_json(self.folder, MaskedScores) if self.is_masked else scores
 
 
 def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> WantedScores:
@@ -62,7 +64,9 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
     if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
         inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
     inputs |= {f"evaluate.{key}": _own_file(key, path) for key, path in recipe.evaluate.encoder_files.items()}
-    section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
+    for number, given in enumerate(recipe.evaluate.task_folders):
+        inputs[f"evaluate.task_folders.{number}"] = hash_task_folder(given)
+    section = recipe.evaluate.section | {"seed": recipe.seed}
     return WantedScores(recipe, run_folder, checkpoint, inputs, section)
 
 

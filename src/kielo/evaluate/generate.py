@@ -3,8 +3,9 @@
 Transformers continues text from an export, and gives the probabilities of an answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -135,21 +136,29 @@ def generate(
     A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
     """
     prompt_ids = encode(contender.tokenizer, [prompt])[0]
-    num_tokens_known = vocabulary_size(contender.tokenizer)
     generator = torch.Generator().manual_seed(seed)
     ids = [*(contender.first_ids or (contender.start_id,)), *prompt_ids]
-    first = len(ids)
-    for _ in range(num_tokens):
+    tokens = following_tokens(contender, ids, lambda logits: pick(logits, temperature, top_k, generator))
+    written = list(islice(tokens, num_tokens))
+    whole, new = decode(contender.tokenizer, [prompt_ids + written, written])
+    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
+    return whole[len(prompt) :] if whole.startswith(prompt) else new
+
+
+@torch.inference_mode()
+def following_tokens(
+    contender: Contender, ids: Sequence[int], choose: Callable[[Tensor], int]
+) -> Iterator[int]:
+    """Yield the tokens after `ids` up to the end of text, each chosen by its logits [known tokens]."""
+    ids, known = list(ids), vocabulary_size(contender.tokenizer)
+    while True:
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
         logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
         # Some models count more tokens than their tokenizer has.
-        token = pick(logits[:num_tokens_known], temperature, top_k, generator)
-        if token == contender.end_of_text_id:
-            break
+        if (token := choose(logits[:known])) == contender.end_of_text_id:
+            return
         ids.append(token)
-    whole, new = decode(contender.tokenizer, [prompt_ids + ids[first:], ids[first:]])
-    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
-    return whole[len(prompt) :] if whole.startswith(prompt) else new
+        yield token
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

@@ -5,13 +5,15 @@ The models and texts are chosen here. `contender.py` has the arithmetic.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kielo.artifact.documents import messages_of
-from kielo.artifact.manifest import write_stage
+from kielo.artifact.manifest import hash_json, write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
+from kielo.artifact.task_result import TASKS_FOLDER
 from kielo.dataset.document_packer import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
@@ -31,6 +33,8 @@ from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
+from kielo.evaluate.tasks import Place, score_tasks
+from kielo.evaluate.tasks_harness import Harness
 from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
@@ -46,6 +50,8 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
     An encoder of the hybrid objective also gets the scores of its causal use.
     """
     recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
+    if recipe.evaluate.tasks:
+        Harness(recipe.evaluate)  # refuses before work is done
     with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(wanted.checkpoint, resolved, run_folder / "tokenizer")
@@ -61,6 +67,8 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
             settings = recipe.evaluate.model_copy(update={"prompts": ()})
             recipe = recipe.model_copy(update={"evaluate": settings})
         in_turn = score(contender, name, recipe, run_folder)
+        mine = {key: wanted.inputs[key] for key in ("checkpoint", "tokenizer")}
+        in_turn = with_tasks(in_turn, contender, recipe, Place(run_folder / TASKS_FOLDER / name, mine))
         write_json(stage.folder, in_turn)
         stage.counts |= {
             "bits_per_byte": in_turn.bits_per_byte.content(),
@@ -70,8 +78,9 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
-    """Score any Hugging Face folder in the same way, on the held-out text of a run. Write nothing.
+    """Score any Hugging Face folder in the same way, on the held-out text of a run.
 
+    Nothing is written but the results of tasks, beside the run's own.
     Bits per byte compare models with different tokenizers. Windows are as long as the run's sequences.
     """
     if recipe.train.objective == "masked_tokens":
@@ -81,8 +90,25 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
         )
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
+    if recipe.evaluate.tasks:
+        Harness(recipe.evaluate)  # refuses before work is done
     contender = load_hugging_face(model, longest_sequence_length(recipe))
-    return score(contender, str(model), recipe, run_folder)
+    weights = hash_json([[path.name, *_stamp(path)] for path in sorted(model.iterdir()) if path.is_file()])
+    place = Place(run_folder / TASKS_FOLDER / f"{model.resolve().name}-{weights[:8]}", {"weights": weights})
+    return with_tasks(score(contender, str(model), recipe, run_folder), contender, recipe, place)
+
+
+def with_tasks(scores: Scores, contender: Contender, recipe: Recipe, place: Place) -> Scores:
+    """Add the scores of the recipe's tasks. Their results are kept in `place`."""
+    if not recipe.evaluate.tasks:
+        return scores
+    found, unscored = score_tasks(contender, recipe.evaluate, place)
+    return scores.model_copy(update={"tasks": found} | ({"unscored_tasks": unscored} if unscored else {}))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def score_encoder(
@@ -136,6 +162,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         text = generate(contender, prompt, *how, recipe.seed + number)
         samples.append(Sample(prompt=prompt, text=text))
     baselines, given = _baselines(recipe, run_folder, own, texts, stored)
+    counts: dict[str, Any] = coverage | given
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,
@@ -149,8 +176,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         sequence_length=contender.sequence_length,
         stride=stride,
         convention=CONVENTION,
-        **coverage,
-        **given,
+        **counts,
         ngram_order=settings.ngram_order,
     )
 
