@@ -54,8 +54,9 @@ def test_a_wrong_own_task_is_refused(tmp_path: Path) -> None:
         ("cloze", "= 1", "not valid TOML: "),
     ):
         with pytest.raises(KieloError) as caught:
-            own_tasks_of(iter([write_own(tmp_path, GOOD, kind=kind, more=more).parent]))
+            own_tasks_of([write_own(tmp_path, GOOD, kind=kind, more=more).parent])
         assert str(caught.value).startswith(f"{tmp_path / 'capitals.toml'}: {told}")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n')  # another program's
     with pytest.raises(KieloError, match=r"capitals.jsonl: no questions$"):
         harness_task(write_own(tmp_path, ""))
     with pytest.raises(KieloError, match=r"capitals.jsonl, line 1: text has 2 blanks. Fix: one ____$"):
@@ -63,7 +64,7 @@ def test_a_wrong_own_task_is_refused(tmp_path: Path) -> None:
     other = write_own(tmp_path / "other", GOOD).parent
     write_own(tmp_path, GOOD)
     with pytest.raises(KieloError, match=f"^{other / 'capitals.toml'}: another own task, .*, has the name"):
-        own_tasks_of(iter([tmp_path, other]))
+        own_tasks_of([tmp_path, other])
 
 
 def test_bundles_have_languages_and_abilities() -> None:

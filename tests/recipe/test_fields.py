@@ -124,6 +124,9 @@ evaluate.temperature 0.7 >=0
 evaluate.top_k 50 >0 whole
 evaluate.pseudo_tokens 2048 >0 whole
 evaluate.part_of_speech.from_layer None >0 whole
+evaluate.shots None >=0 whole
+evaluate.task_limit None >0 whole
+evaluate.task_seed 1234 >=0 whole
 """
 # Of what has no defaults: phases, ramps of the batch and sources.
 OTHER_NUMBERS = """

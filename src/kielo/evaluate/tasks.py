@@ -83,7 +83,7 @@ class _Scoring:
         section = {
             "task": name, "harness": self._harness.version, "shots": settings.shots,
             "limit": settings.task_limit, "seed": settings.task_seed, "chat": settings.task_chat,
-            "sequence_length": self._contender.sequence_length,
+            "sequence_length": self._contender.sequence_length, "file": _hash_of_settings(task),
         }  # fmt: skip
         inputs = {**self._place.inputs, "task_folder": self._harness.hash_of(name)}
         identity = hash_json([inputs, section])[:8]
@@ -104,6 +104,13 @@ class _Scoring:
                 lines = (json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in samples)
                 (stage.folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
         return result
+
+
+def _hash_of_settings(task: Any) -> str:
+    """Return the hash of a task's file with its functions, as its group changed it."""
+    content = {key: value for key, value in task.dump_config().items() if key != "metadata"}
+    # A function without a source has its address.
+    return hash_json(re.sub(r"0x[0-9a-f]+", "", json.dumps(content, sort_keys=True, default=str)))
 
 
 def _asked(

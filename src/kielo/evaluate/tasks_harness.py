@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.manifest import hash_json
 from kielo.evaluate.tasks_data import (
     data_of,
     harness_surroundings,
@@ -49,7 +50,7 @@ class Harness:
         refuse_without_harness()
         self._is_online = is_online
         self._folders = {task_folder(given): hash_task_folder(given) for given in settings.task_folders}
-        self._own = own_tasks_of(iter(self._folders))
+        self._own = own_tasks_of(self._folders)
         self.wanted = wanted_tasks(settings.tasks)
         self.version = harness_version()
 
@@ -65,10 +66,9 @@ class Harness:
                 if name in self._own:
                     own, config = harness_task(self._own[name])
                     return Loaded({name: ConfigurableTask(config=config)}, {}, own)
-                found = self._manager(name).load([str(self._file(name) or name)])
-        except (
-            Exception
-        ) as error:  # of task files that others wrote, and of the library that loads their data
+                found = self._manager(name).load([str(self._files.get(name, name))])
+        # Of task files that others wrote, and of the library that loads their data.
+        except Exception as error:
             raise NotScored(why_not_loaded(error, self._is_online)) from error
         loaded = Loaded(found["tasks"], found.get("groups", {}))
         whole = loaded.groups.get(name) or loaded.tasks.get(name)
@@ -82,10 +82,9 @@ class Harness:
 
     def hash_of(self, name: str) -> str:
         """Return the hash of the folder that has the task's file; "" for a task of the harness."""
-        if name in self._own:
-            return self._folders[self._own[name].parent]
-        path = self._file(name)
-        return next((found for folder, found in self._folders.items() if path and folder in path.parents), "")
+        if (path := self._own.get(name) or self._files.get(name)) is None:
+            return hash_json([*self._folders.values()])  # a group has it, which any folder can have changed
+        return next((found for folder, found in self._folders.items() if folder in path.parents), "")
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -111,9 +110,6 @@ class Harness:
         from lm_eval.tasks import TaskManager
 
         return TaskManager(include_defaults=False) if name in self._files else self._whole
-
-    def _file(self, name: str) -> Path | None:
-        return self._files.get(name)
 
     def _is_known(self, name: str) -> bool:
         return name in self._own or name in self._files or name in self._whole.task_index

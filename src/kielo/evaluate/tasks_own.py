@@ -9,7 +9,7 @@ The TOML file has the keys of `OwnTask`. A line of the JSONL file is a question 
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,17 +40,26 @@ class OwnTask(Section):
 
 
 def own_tasks(folder: Path) -> dict[str, Path]:
-    """Return name → file of the own tasks in a folder. Raise KieloError for a wrong file."""
-    return {read_own_task(path).name: path for path in sorted(folder.glob("*.toml"))}
+    """Return name → file of the own tasks in a folder. Raise KieloError for a wrong file.
+
+    A TOML file without the keys kind and questions is another program's.
+    """
+    files = [path for path in sorted(folder.glob("*.toml")) if {"kind", "questions"} & _content(path).keys()]
+    return {read_own_task(path).name: path for path in files}
 
 
 def read_own_task(path: Path) -> OwnTask:
     try:
-        return OwnTask.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KieloError(f"{path}: not valid TOML: {error}") from None
+        return OwnTask.model_validate(_content(path))
     except ValidationError as error:
         raise KieloError(f"{path}: not an own task ({first_wrong(error)})") from None
+
+
+def _content(path: Path) -> JsonTable:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KieloError(f"{path}: not valid TOML: {error}") from None
 
 
 def harness_task(path: Path) -> tuple[OwnTask, JsonTable]:
@@ -144,7 +153,7 @@ def _texts(where: str, content: JsonTable, key: str, kind: Any) -> Any:
     return value
 
 
-def own_tasks_of(folders: Iterator[Path]) -> dict[str, Path]:
+def own_tasks_of(folders: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders:
         for name, path in own_tasks(folder).items():
