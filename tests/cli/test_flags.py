@@ -158,11 +158,11 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("evaluate m", {
         "model": "m", "recipe": None, "sets": [], "ranks": None, "precision": None, "watch": False,
-        "once": False, "json": False,
+        "once": False, "json": False, "tasks": None, "euroeval": False,
     }),
-    ("evaluate m r --json --set a=b --ranks 2 --precision fp32 --watch --once", {
+    ("evaluate m r --json --set a=b --ranks 2 --precision fp32 --watch --once --tasks c,d --euroeval", {
         "model": "m", "recipe": "r", "sets": ["a=b"], "ranks": 2, "precision": "fp32", "watch": True,
-        "once": True, "json": True,
+        "once": True, "json": True, "tasks": "c,d", "euroeval": True,
     }),
     ("generate m p", {
         "model": "m", "prompt": "p", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "json": False,

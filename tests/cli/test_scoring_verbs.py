@@ -1,6 +1,7 @@
 """`kielo evaluate`, `generate`, `rehearse` and `preflight` around known results: what is asked and told."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from kielo.artifact.scores import (
     MaskedScores,
     MinimalPairScores,
     PairAccuracy,
+    Scores,
+    TaskScore,
 )
 from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.main import main
@@ -34,7 +37,9 @@ def said(capsys: pytest.CaptureFixture, *words: str | Path) -> str:
     return capsys.readouterr().out
 
 
-NOT_ASKED = {"minimal_pairs": None, "made_pairs": None, "fluency": None}
+NOT_ASKED = {
+    "minimal_pairs": None, "made_pairs": None, "fluency": None, "tasks": [], "unscored_tasks": {},
+}  # fmt: skip
 
 
 def has(**content: Any) -> SimpleNamespace:
@@ -106,6 +111,48 @@ def test_a_watch_prints_a_line_for_each_checkpoint(recipe, tmp_path, capsys, mon
     ):
         assert main([*map(str, ("evaluate", recipe, *words))]) == 1
         assert told in capsys.readouterr().err
+
+
+def test_tasks_are_tabled_and_those_without_a_score_are_named(scored, recipe, capsys, monkeypatch) -> None:
+    """The tasks of --tasks take the place of the recipe's; the exit code says that some have no score."""
+    asked = []
+    ours = "kielo.stages.results.evaluate"
+    monkeypatch.setattr(ours, lambda of, *_: asked.append(of.evaluate.tasks) or scored.scores)
+    one = {"task": "xcopa_et", "metric": "acc,none", "questions": 1500, "shots": 3, "measures": "reading"}
+    scored.scores = Scores.model_construct(
+        bits_per_byte=has(model=1.5), sets=[], samples=[], unscored_tasks={"b": "no data"},
+        tasks=[TaskScore(**one, value=0.51234, standard_error=0.02, chance=0.5), TaskScore(**one, value=1)],
+    )  # fmt: skip
+    assert main(["evaluate", str(recipe), "--tasks", "xcopa_et,bundle:et"]) == 1
+    assert capsys.readouterr().out.split("\n")[2:] == [
+        "task\tmeasures\tmetric\tvalue\tstandard error\tchance\tquestions\tshots",
+        "xcopa_et\treading\tacc,none\t0.5123\t0.0200\t0.5000\t1,500\t3",
+        "xcopa_et\treading\tacc,none\t1.0000\t\t\t1,500\t3",
+        "no score of b: no data", "",
+    ]  # fmt: skip
+    assert main(["evaluate", str(recipe), "--json"]) == 1
+    assert asked == [("xcopa_et", "bundle:et"), ()]
+    assert main(["evaluate", str(recipe), "--tasks", "bundle:xx"]) == 1
+    assert "no bundle is called 'bundle:xx'. Fix: bundle:da, bundle:en" in capsys.readouterr().err
+
+
+def test_euroeval_is_told_and_run_if_it_is_here(scored, recipe, tmp_path, capsys, monkeypatch) -> None:
+    export = tmp_path / "run" / "hf"
+    assert main(["evaluate", str(recipe), "--euroeval"]) == 1
+    assert f"{export}: no exported model. Fix: kielo export {export.parent} --to" in capsys.readouterr().err
+    export.mkdir()
+    (export / "config.json").touch()
+    command = f"euroeval --model {export} --language et"
+    assert said(capsys, "evaluate", recipe, "--euroeval").split("\n")[:2] == [
+        command, "EuroEval is not installed. Fix: pip install 'euroeval[all]' in an environment of its own"
+    ]  # fmt: skip
+    program = tmp_path / "euroeval"
+    program.write_text('#!/bin/sh\necho "$0 $@" > asked\nexit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", str(recipe), "--euroeval"]) == 3
+    assert (tmp_path / "asked").read_text() == f"{tmp_path}/{command}\n" and scored.asked == []
 
 
 def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> None:

@@ -402,6 +402,7 @@ WITHOUT_EFFECT = {
     "choices of the likeliest": (
         "evaluate = {temperature = 0.0, top_k = 9}", "evaluate.top_k", "which takes the likeliest token",
     ),
+    "examples of no task": ("evaluate.shots = 3", "evaluate.shots", "without evaluate.tasks. Fix:"),
     "a layer of no tags": (
         "evaluate.part_of_speech.from_layer = 1",
         "evaluate.part_of_speech.from_layer", "that tags are learned",

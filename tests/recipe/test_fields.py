@@ -126,6 +126,9 @@ evaluate.pseudo_tokens 2048 >0 whole
 evaluate.made_pairs 0 >=0 whole
 evaluate.fluency_texts 0 >=0 whole
 evaluate.part_of_speech.from_layer None >0 whole
+evaluate.shots None >=0 whole
+evaluate.task_limit None >0 whole
+evaluate.task_seed 1234 >=0 whole
 """
 # Of what has no defaults: phases, ramps of the batch and sources.
 OTHER_NUMBERS = """

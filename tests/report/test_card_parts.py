@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from kielo import __version__
 from kielo.artifact.durable import is_own_text
-from kielo.artifact.scores import BitsPerByte
+from kielo.artifact.scores import BitsPerByte, TaskScore
 from kielo.models.families import complete
 from kielo.recipe.sections import Model, Recipe
 from kielo.report import model_card
@@ -83,6 +83,17 @@ def test_a_decoder_is_loaded_with_the_first_prompt(run_folder: Path) -> None:
     assert 'inputs = tokenizer("õ \\"x\\"", return_tensors="pt")' in text
 
 
+def test_scores_of_tasks_are_in_the_front_matter(run_folder: Path) -> None:
+    """As the client of the Hugging Face hub reads them; without tasks there is no such part."""
+    scores = gather(run_folder, RECIPE, STAGES).scores
+    task = {"task": "xcopa_et", "metric": "acc,none", "value": 0.5125, "questions": 500, "shots": 3}
+    text = card(scores=scores.model_copy(update={"tasks": [TaskScore(**task)]}))
+    (found,) = ModelCard(text).data.eval_results
+    assert (found.dataset_name, found.dataset_args) == ("xcopa_et", {"num_few_shot": 3})
+    assert (found.metric_type, found.metric_name, found.metric_value) == ("acc", "acc,none", 0.5125)
+    assert ModelCard(card(scores=scores)).data.eval_results is None
+
+
 def test_a_table_of_hidden_tokens() -> None:
     text = card(masked_scores=MASKED, recipe=recipe(objective="masked_tokens"))
     assert part("Hidden tokens", text).split("\n\n") == [
@@ -109,7 +120,7 @@ def test_without_results_only_what_is_known_is_said() -> None:
         "- Source: Debian package libreoffice-help-et\n- Licence of the text: MPL-2.0 (LibreOffice help)"
     )
     assert part("Limits", text).startswith("The model continues text; it has not been taught to follow")
-    scores = SimpleNamespace(bits_per_byte=BitsPerByte(model=1.0), samples=[])
+    scores = SimpleNamespace(bits_per_byte=BitsPerByte(model=1.0), samples=[], tasks=[])
     assert "Held-out" not in card(scores=scores)
 
 

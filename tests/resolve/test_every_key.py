@@ -57,6 +57,7 @@ CONTEXTS: list[dict[str, str]] = [
         "model.model_type": '"modernbert"', "train.objective": '"masked_tokens"',
         "evaluate.part_of_speech.train": '"a.conllu"', "evaluate.part_of_speech.dev": '"b.conllu"',
     },
+    {"evaluate.tasks": '["xcopa_et"]'},
     {"model.weights": '"hf:o/n"', "model.transplant": '"focus"', "model.transplant_vectors": '"a.vec"'},
     {"model.hidden_size": "", "model.intermediate_size": "", "model.num_hidden_layers": "",
      "model.num_attention_heads": ""},
@@ -143,7 +144,7 @@ READ_BY_EVERY_RUN = {
     "the stages after training": (
         "verify.parity_steps", "verify.parity_sequences_per_step", "verify.parity_sequence_length",
         "verify.tolerance", "evaluate.texts", "evaluate.ngram_order", "evaluate.prompts",
-        "evaluate.sample_tokens", "evaluate.temperature", "evaluate.top_k",
+        "evaluate.sample_tokens", "evaluate.temperature", "evaluate.top_k", "evaluate.tasks",
     ),
 }  # fmt: skip
 # Other values that say what is so without them: a family's default, or a choice that the small run makes.

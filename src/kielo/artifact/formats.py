@@ -13,6 +13,7 @@ from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.scores import MaskedScores, Scores, Summary
 from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonFile
+from kielo.artifact.task_result import TASKS_FOLDER, TaskResult
 from kielo.artifact.token_sources import TokenFiles
 from kielo.artifact.verify_results import Parity, Preflight
 from kielo.recipe.schema import DIALECT, json_schema
@@ -66,6 +67,7 @@ FORMATS = {
         "The scores of a checkpoint beside the training, one JSON object a line.",
         (score_history.ScoredCheckpoint,),
     ),
+    "task_result": _whole_file(f"{TASKS_FOLDER}/MODEL/TASK/", TaskResult),
     "preflight": _whole_file("", Preflight),
     "summary": _whole_file("", Summary),
 }

@@ -1,8 +1,8 @@
 """The folder of `kielo prefetch`: a recipe's downloads, brought to a machine without a network.
 
 The environment variable KIELO_PREFETCHED names it there. With it nothing is downloaded, and what the folder
-lacks is refused. text/ has sources, hub/ repositories in the form of the Hugging Face hub's client, wheels/
-packages. prefetched.json, written last, lists them.
+lacks is refused. text/ has sources, hub/ repositories in the form of the Hugging Face hub's client, datasets/
+the data of evaluation tasks, wheels/ packages. prefetched.json, written last, lists them.
 """
 
 import os
@@ -16,13 +16,14 @@ from kielo.recipe.errors import KieloError
 
 VARIABLE = "KIELO_PREFETCHED"
 TEXT_FOLDER, HUB_FOLDER, WHEELS_FOLDER = "text", "hub", "wheels"
+DATASETS_FOLDER = "datasets"  # of evaluation tasks, a cache of the library `datasets`
 
 
 class Brought(JsonObject):
     kind: str
-    """text, weights, tokenizer or wheels."""
+    """text, weights, tokenizer, task or wheels."""
     name: str
-    """The source, the repository, or the version of Python that wheels are for."""
+    """The source, the repository, the evaluation task, or the version of Python that wheels are for."""
     origin: str
     """Its origin, with the version or the commit."""
     folder: str

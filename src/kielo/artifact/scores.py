@@ -152,6 +152,8 @@ class Scores(JsonFile):
     """UTF-8 bytes of the training text of xz and the byte n-gram."""
     ngram_order: int
     """Bytes of the longest n-gram."""
+    unscored_tasks: dict[str, str] = {}
+    """Task of the recipe without a score → the reason. The next evaluation tries it again."""
 
 
 BASELINES_OF_HIDDEN_TOKENS = ("unigram", "bigram", "neighbours")

@@ -1,6 +1,8 @@
 """`kielo evaluate`: scores of a run's checkpoint, or of a Hugging Face folder, on the run's held-out text."""
 
 import argparse
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +11,9 @@ from kielo.artifact.lease import held
 from kielo.artifact.scores import MaskedScores, PairAccuracy, Scores
 from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import takes
-from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.watch import watch
+from kielo.evaluate.euroeval import euroeval_command, run_euroeval
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
@@ -22,10 +25,13 @@ from kielo.stages.attempt import on_ranks, resolve_here
 @takes("""
     $ kielo evaluate demo_estonian
     $ kielo evaluate runs/demo_estonian/hf demo_estonian
+    $ kielo evaluate runs/demo_estonian --tasks bundle:et,my_task
     MODEL  recipe or run folder (its newest checkpoint), or Hugging Face folder
     [RECIPE]
     --ranks RANKS:count      processes of this machine that share the model, in the layout of the recipe
     --precision {fp32,bf16}  precision of the products; default: fp32. Only with --ranks or in a job
+    --tasks NAMES  tasks, groups and bundles to score, with commas between; default: evaluate.tasks
+    --euroeval     print EuroEval's command for the export, and run it if EuroEval is installed
     --watch  score each new checkpoint of a run beside its training, until the run has finished
     --once  with --watch: score the checkpoints that exist, then end
     --json
@@ -56,6 +62,8 @@ def evaluate(options: argparse.Namespace) -> int:
             else f"{model}: neither a checkpoint (no {INDEX_NAME}) nor a Hugging Face folder (no "
             "config.json); see `kielo checkpoint list RUN`"
         )
+    if options.tasks:
+        options.sets = [*options.sets, f"evaluate.tasks={json.dumps(options.tasks.split(','))}"]
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
     precision: Precision = options.precision or "fp32"
@@ -70,10 +78,10 @@ def evaluate(options: argparse.Namespace) -> int:
             if is_hugging_face
             else late.make_scores_on_ranks(recipe, placed, folder, checkpoint, precision)
         )
-        if scores is not None:  # on rank 0
-            _print(recipe, scores, None, options.json)
-        return 0
+        return 0 if scores is None else _print(recipe, scores, None, options.json)  # on rank 0
 
+    if options.euroeval:
+        return _euroeval(model if is_hugging_face else folder / "hf", recipe.language)
     names = [options.model, *([options.recipe] if options.recipe else [])]
     code = on_ranks(rank_words(["evaluate", *names], options), options.ranks, on_this_rank)
     if code is not None:
@@ -81,15 +89,15 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.precision is not None:
         raise KieloError("--precision: one process scores in fp32. Fix: --ranks 1 --precision bf16")
     scores: Scores | MaskedScores
-    if is_hugging_face:
-        scores = late.evaluate_hugging_face(recipe, folder, model)
-    else:
-        with held(folder):
-            scores = results.evaluate(recipe, folder, checkpoint())
+    with keep_stdout_for_json(options.json):
+        if is_hugging_face:
+            scores = late.evaluate_hugging_face(recipe, folder, model)
+        else:
+            with held(folder):
+                scores = results.evaluate(recipe, folder, checkpoint())
     # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
-    _print(recipe, scores, causal, options.json)
-    return 0
+    return _print(recipe, scores, causal, options.json)
 
 
 def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
@@ -100,22 +108,53 @@ def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
     return [*words, *sets, *flags, *(["--json"] if options.json else [])]
 
 
-def _print(recipe: Recipe, scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> None:
+def _print(recipe: Recipe, scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> int:
+    """Print the scores, and return the exit code."""
     if is_json:
-        return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
+        print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
+        return _exit_code(causal or scores)
     if isinstance(scores, MaskedScores):
         _print_masked(scores)
         if causal is None:
-            return
+            return 0
         scores = causal
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     if scores.sets:
         rows = [(one.name, " ".join(one.languages), f"{one.bits_per_byte:.3f}") for one in scores.sets]
         print_table(["held-out set", "languages", "bits per byte"], rows)
+    _print_tasks(scores)
     _print_fluency(recipe, scores)
     for sample in scores.samples:
         print(f"\n{sample.prompt} ▸ {sample.text}")
+    return _exit_code(scores)
+
+
+def _exit_code(scores: Scores | MaskedScores) -> int:
+    return 1 if isinstance(scores, Scores) and scores.unscored_tasks else 0
+
+
+def _print_tasks(scores: Scores) -> None:
+    rows = []
+    for one in scores.tasks:
+        error = "" if one.standard_error is None else f"{one.standard_error:.4f}"
+        chance = "" if one.chance is None else f"{one.chance:.4f}"
+        of = one.task, one.measures, one.metric, f"{one.value:.4f}", error, chance
+        rows.append((*of, f"{one.questions:,}", str(one.shots)))
+    if rows:
+        titles = ("task", "measures", "metric", "value", "standard error", "chance", "questions", "shots")
+        print_table(titles, rows)
+    for name, reason in scores.unscored_tasks.items():
+        print_text(f"no score of {name}: {reason}")
+
+
+def _euroeval(export: Path, language: str) -> int:
+    command = euroeval_command(export, language)
+    print(shlex.join(command))
+    code = run_euroeval(command)
+    if code is None:
+        print_text("EuroEval is not installed. Fix: pip install 'euroeval[all]' in an environment of its own")
+    return code or 0
 
 
 def _print_fluency(recipe: Recipe, scores: Scores) -> None:

@@ -16,12 +16,11 @@ from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokens
 from kielo.evaluate.pair_files import files_of_folder
+from kielo.evaluate.tasks_wanted import hash_task_folder
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Evaluate, Recipe
+from kielo.recipe.sections import Recipe
 
 KIND, VERSION = "scores", 3
-# Left out of the section at their defaults, so that the scores of finished runs stay current.
-LATER_KEYS = ("made_pairs", "fluency_texts")
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,13 @@ class WantedScores:
         return self.recipe.train.objective == "masked_tokens"
 
     def current(self) -> Scores | MaskedScores | None:
-        """Read the existing scores; None if they are not of these inputs and settings."""
+        """Read the existing scores; None if they are not of these inputs and settings, or lack a task."""
         if not is_current(self.folder, KIND, VERSION, self.inputs, self.section):
             return None
-        if self.is_masked:
-            return read_stage_json(self.folder, MaskedScores)
-        return read_stage_json(self.folder, Scores)
+        scores = read_stage_json(self.folder, Scores)  # of an encoder: of its causal use
+        if scores is not None and scores.unscored_tasks:
+            return None
+        return read_stage_json(self.folder, MaskedScores) if self.is_masked else scores
 
 
 def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> WantedScores:
@@ -65,10 +65,9 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
     if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
         inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
     inputs |= {f"evaluate.{key}": _own_file(key, path) for key, path in recipe.evaluate.own_files.items()}
-    section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
-    for key in LATER_KEYS:
-        if section[key] == Evaluate.model_fields[key].default:
-            del section[key]
+    for number, given in enumerate(recipe.evaluate.task_folders):
+        inputs[f"evaluate.task_folders.{number}"] = hash_task_folder(given)
+    section = recipe.evaluate.section | {"seed": recipe.seed}
     return WantedScores(recipe, run_folder, checkpoint, inputs, section)
 
 

@@ -3,7 +3,7 @@
 Transformers continues text from an export, and gives the probabilities of an answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,6 +184,22 @@ def _continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_
     whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
     # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
     return whole[len(prompt) :] if whole.startswith(prompt) else new
+
+
+@torch.inference_mode()
+def following_tokens(
+    contender: Contender, ids: Sequence[int], choose: Callable[[Tensor], int]
+) -> Iterator[int]:
+    """Yield the tokens after `ids` up to the end of text, each chosen by its logits [known tokens]."""
+    ids, known = list(ids), vocabulary_size(contender.tokenizer)
+    while True:
+        context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
+        logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
+        # Some models count more tokens than their tokenizer has.
+        if (token := choose(logits[:known])) == contender.end_of_text_id:
+            return
+        ids.append(token)
+        yield token
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

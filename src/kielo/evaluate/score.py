@@ -10,9 +10,10 @@ import numpy as np
 
 from kielo.artifact.documents import messages_of
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import write_stage
+from kielo.artifact.manifest import hash_json, write_stage
 from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
+from kielo.artifact.task_result import TASKS_FOLDER
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.document_packer import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
@@ -35,6 +36,8 @@ from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
+from kielo.evaluate.tasks import Place, score_tasks
+from kielo.evaluate.tasks_harness import Harness
 from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
@@ -49,6 +52,7 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
 
     An encoder of the hybrid objective also gets the scores of its causal use.
     """
+    refuse_tasks(wanted.recipe)
     with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
         masked, in_turn = score_checkpoint(wanted, folder=stage.folder)
         if masked is not None:
@@ -70,7 +74,7 @@ def score_checkpoint(
 ) -> tuple[MaskedScores | None, Scores | None]:
     """Return an encoder's scores on hidden tokens, and the scores of a model that predicts next tokens.
 
-    Pairs that are made are written into `folder`, if it is given.
+    Pairs that are made are written into `folder`, if it is given, and results of tasks beside the run's own.
     """
     recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
     resolved = resolved_file.read(run_folder / "resolved.toml")
@@ -84,12 +88,14 @@ def score_checkpoint(
         # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
         settings = recipe.evaluate.model_copy(update={"prompts": ()})
         recipe = recipe.model_copy(update={"evaluate": settings})
-    return masked, score(contender, name, recipe, run_folder, has_baselines, folder)
+    scores = score(contender, name, recipe, run_folder, has_baselines, folder)
+    return masked, with_tasks(scores, contender, recipe, place_of_checkpoint(wanted))
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
-    """Score any Hugging Face folder in the same way, on the held-out text of a run. Write nothing.
+    """Score any Hugging Face folder in the same way, on the held-out text of a run.
 
+    Nothing is written but the results of tasks, beside the run's own.
     Bits per byte compare models with different tokenizers. Windows are as long as the run's sequences.
     """
     if recipe.train.objective == "masked_tokens":
@@ -99,8 +105,41 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
         )
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
+    refuse_tasks(recipe)
     contender = load_hugging_face(model, longest_sequence_length(recipe))
-    return score(contender, str(model), recipe, run_folder)
+    place = place_of_folder(run_folder, model)
+    return with_tasks(score(contender, str(model), recipe, run_folder), contender, recipe, place)
+
+
+def place_of_checkpoint(wanted: WantedScores) -> Place:
+    """Return the place of the results of tasks of a checkpoint."""
+    inputs = {key: wanted.inputs[key] for key in ("checkpoint", "tokenizer")}
+    return Place(wanted.run_folder / TASKS_FOLDER / wanted.checkpoint.name, inputs)
+
+
+def place_of_folder(run_folder: Path, model: Path) -> Place:
+    """Return the place of the results of tasks of a Hugging Face folder."""
+    weights = hash_json([[path.name, *_stamp(path)] for path in sorted(model.iterdir()) if path.is_file()])
+    return Place(run_folder / TASKS_FOLDER / f"{model.resolve().name}-{weights[:8]}", {"weights": weights})
+
+
+def refuse_tasks(recipe: Recipe) -> None:
+    """Raise KieloError for tasks that cannot be asked, before work is done."""
+    if recipe.evaluate.tasks:
+        Harness(recipe.evaluate)
+
+
+def with_tasks(scores: Scores, contender: Contender, recipe: Recipe, place: Place) -> Scores:
+    """Add the scores of the recipe's tasks. Their results are kept in `place`."""
+    if not recipe.evaluate.tasks:
+        return scores
+    found, unscored = score_tasks(contender, recipe.evaluate, place)
+    return scores.model_copy(update={"tasks": found} | ({"unscored_tasks": unscored} if unscored else {}))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def score_encoder(

@@ -11,13 +11,13 @@ from kielo.artifact.score_history import ScoredCheckpoint
 from kielo.evaluate.contender import load_hugging_face
 from kielo.evaluate.evaluation import wanted_scores
 from kielo.evaluate.history_subject import Subject, inputs_of
-from kielo.evaluate.score import score, score_checkpoint
+from kielo.evaluate.score import place_of_folder, score, score_checkpoint, with_tasks
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 
 
 def score_alone(recipe: Recipe, run_folder: Path, subject: Subject) -> ScoredCheckpoint:
-    """Score without the baselines, which do not change, and write nothing."""
+    """Score without the baselines, which do not change. Write only results of tasks."""
     began = time.monotonic()
     inputs = inputs_of(recipe, run_folder, subject)
     found = (_base_scores if subject.is_base else _checkpoint_scores)(recipe, run_folder, subject)
@@ -41,4 +41,5 @@ def _checkpoint_scores(recipe: Recipe, run_folder: Path, subject: Subject) -> di
 def _base_scores(recipe: Recipe, run_folder: Path, subject: Subject) -> dict[str, Any]:
     contender = load_hugging_face(subject.path, longest_sequence_length(recipe))
     scores = score(contender, subject.name, recipe, run_folder, has_baselines=False)
+    scores = with_tasks(scores, contender, recipe, place_of_folder(run_folder, subject.path))
     return {"step": 0, "tokens": 0, "is_base": True, "scores": scores}

@@ -14,7 +14,7 @@ from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.contender import MOST_TOKENS_PER_FORWARD
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores, wanted_scores
 from kielo.evaluate.layout_contender import load_checkpoint_on_ranks, load_hugging_face_on_ranks
-from kielo.evaluate.score import score
+from kielo.evaluate.score import place_of_checkpoint, place_of_folder, refuse_tasks, score, with_tasks
 from kielo.models.families import read_hf_config
 from kielo.ranks.world import World, world_of_job
 from kielo.recipe.cards import accelerator, accelerators
@@ -43,6 +43,7 @@ def make_scores_on_ranks(
     in fp32, so that each replaces the other.
     """
     _refuse_encoder(recipe)
+    refuse_tasks(recipe)
     with _world(placed) as world, ExitStack() as until_the_end:
         ranks = Agreement()
         ranks.on_first(lambda: until_the_end.enter_context(held(run_folder)))
@@ -60,6 +61,7 @@ def make_scores_on_ranks(
         )
         folder = None if world.rank else made[0].folder
         scores = score(contender, wanted.checkpoint.name, recipe, run_folder, folder=folder)
+        scores = with_tasks(scores, contender, recipe, place_of_checkpoint(wanted))
         if world.rank:
             return None
         write_json(made[0].folder, scores)
@@ -71,13 +73,19 @@ def make_scores_on_ranks(
 def evaluate_hugging_face_on_ranks(
     recipe: Recipe, placed: Resolved, run_folder: Path, folder: Path, precision: Precision = "fp32"
 ) -> Scores | None:
-    """Score a Hugging Face folder on the held-out text of a run, in the recipe's layout. Write nothing."""
+    """Score a Hugging Face folder on the held-out text of a run, in the recipe's layout.
+
+    Write nothing but the results of tasks, beside the run's own.
+    """
+    refuse_tasks(recipe)
     with _world(placed) as world:
         ranks = Agreement()
         resolved = ranks.on_first(lambda: _of_folder(recipe, placed, run_folder, folder))
         refuse_too_large(resolved, precision)
         contender = load_hugging_face_on_ranks(folder, resolved, world, precision)
         scores = score(contender, str(folder), recipe, run_folder)
+        place = ranks.on_first(lambda: place_of_folder(run_folder, folder))
+        scores = with_tasks(scores, contender, recipe, place)
         return scores if world.rank == 0 else None
 
 

@@ -1,8 +1,8 @@
 """`kielo prefetch`: what a recipe downloads → a folder that is carried to a machine without a network.
 
-Text, weights and tokenizers of the Hugging Face hub, and wheels. Each part is whole or missing, resumes, and
-is checked: text by its manifest, the hub's files by the hub's own hash, wheels by pip.
-`artifact/prefetched.py` says how a run finds them.
+Text, weights and tokenizers of the Hugging Face hub, data of evaluation tasks, and wheels. Each part is whole
+or missing, resumes, and is checked: text by its manifest, the hub's files by the hub's own hash, wheels by
+pip. `artifact/prefetched.py` says how a run finds them.
 """
 
 import hashlib
@@ -16,7 +16,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kielo.artifact.manifest import write_text_atomically
-from kielo.artifact.prefetched import HUB_FOLDER, WHEELS_FOLDER, Brought, Prefetched, prefetched_folder
+from kielo.artifact.prefetched import (
+    DATASETS_FOLDER,
+    HUB_FOLDER,
+    WHEELS_FOLDER,
+    Brought,
+    Prefetched,
+    prefetched_folder,
+)
 from kielo.artifact.stage_counts import RawCounts
 from kielo.artifact.stage_json import counts_of, read_json, write_json
 from kielo.artifact.weights_folder import (
@@ -36,6 +43,8 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.software import NEWEST
 
 _WRITTEN_BY = "# written by kielo prefetch\n"
+# Pure Python that lm-eval needs and that has no wheels on the index.
+_ONLY_SOURCES = ("rouge-score", "sqlitedict", "word2number")
 _STDERR = 2  # the descriptor: sys.stderr may be something else
 Say = Callable[[str], None]
 
@@ -47,7 +56,7 @@ def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list
     failed part. Earlier parts stay, and the same call resumes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    brought = [*_texts(recipe, folder, say), *_of_hub(recipe, folder, say)]
+    brought = [*_texts(recipe, folder, say), *_of_hub(recipe, folder, say), *_tasks(recipe, folder, say)]
     if python is not None:
         brought.append(_wheels(recipe, folder, python, say))
     before, new = read_json(folder, Prefetched), {(one.kind, one.folder) for one in brought}
@@ -92,6 +101,7 @@ def own_files(recipe: Recipe) -> list[str]:
     paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
     paths += recipe.evaluate.own_files.values()
+    paths += recipe.evaluate.task_folders
     paths += filter(None, [recipe.model.transplant_vectors])
     for reference in (recipe.tokenizer.ready, recipe.model.weights):
         if reference is not None and not is_on_hub(reference):
@@ -143,6 +153,22 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
         yield _brought(kind, name, f"Hugging Face hub, commit {commit}", snapshot.relative_to(folder), size)
 
 
+def _tasks(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
+    """Bring the data of evaluation tasks. If that fails for a task, its reason is printed."""
+    if not recipe.evaluate.tasks:
+        return
+    from kielo.evaluate.tasks_harness import fetch_data
+
+    for name, found in fetch_data(recipe.evaluate, folder / DATASETS_FOLDER):
+        if isinstance(found, str):
+            say(f"task {name}: not brought: {found}")
+            continue
+        places, origin = found
+        size = sum(path.stat().st_size for place in places for path in place.iterdir() if path.is_file())
+        where = places[0].relative_to(folder) if places else ""
+        yield _brought("task", name, origin, where, size)
+
+
 def _is_as_hub_knows_it(path: Path) -> bool:
     """Return True if a snapshot's file has the hash in its blob's name: SHA-256, or git's SHA-1."""
     if path.is_dir():
@@ -183,7 +209,11 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
         constraints.write_text(f"torch=={site.torch or NEWEST}.*\n", encoding="utf-8")
         target = ["--only-binary=:all:", f"--python-version={python}", *platforms]
         folders = ["--dest", str(place), "--find-links", str(place), "--constraint", str(constraints)]
-        _pip("download", *folders, *target, "kielo[train]")
+        extras = "train"
+        if recipe.evaluate.tasks:
+            _pip("wheel", "--no-deps", "--wheel-dir", str(place), *_ONLY_SOURCES)
+            extras += ",evaluate"
+        _pip("download", *folders, *target, f"kielo[{extras}]")
     files = sorted(place.glob("*.whl"))
     pins = [f"{file.name.split('-')[0]}=={file.name.split('-')[1]}\n" for file in files]
     write_text_atomically(pinned, _WRITTEN_BY + "".join(pins))

@@ -1,4 +1,4 @@
-"""Cards: facts of languages, clusters and accelerators. A name → a frozen, typed card.
+"""Cards: facts of languages, their tasks, clusters and accelerators. A name → a frozen, typed card.
 
 A card is a TOML file in kielo/cards, which has the source and date of each figure.
 """
@@ -19,6 +19,7 @@ from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
+BUNDLE = "bundle:"  # before the name of a language's tasks, in evaluate.tasks
 NEW_CARD = _CARDS / "new_cluster.toml"  # a template; @NAME@ stands for its name
 
 
@@ -302,6 +303,21 @@ class Cluster(Section):
         return name
 
 
+class BundledTask(Section):
+    measures: Literal["knowledge", "reading", "culture", "truthfulness", "translation", "language"]
+    version: str
+    """Version of the task's file in lm-eval."""
+
+
+class TaskBundle(Section):
+    """Tasks of lm-eval that measure a language."""
+
+    language: str
+    harness: str
+    """Version of lm-eval that has the tasks in these versions."""
+    tasks: dict[str, BundledTask]
+
+
 def language(code: str) -> Language:
     """Return the card of a language, e.g. "et". Raises KieloError with the known codes."""
     return _card("languages", code, Language)
@@ -354,13 +370,18 @@ def accelerator(name: str) -> Accelerator:
     return _card("accelerators", name, Accelerator)
 
 
+def task_bundle(code: str) -> TaskBundle:
+    """Return the tasks of a language, e.g. "et". Raises KieloError with the known codes."""
+    return _card("tasks", code, TaskBundle)
+
+
 def accelerator_of_device(device_name: str) -> Accelerator | None:
     """Return the card for a driver's device name, "NVIDIA H100 80GB HBM3", or None if no card fits."""
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 
 
-Card = TypeVar("Card", Language, Cluster, Accelerator)
+Card = TypeVar("Card", Language, Cluster, Accelerator, TaskBundle)
 
 
 def _names(kind: str) -> list[str]:
@@ -370,6 +391,7 @@ def _names(kind: str) -> list[str]:
 languages = partial(_names, "languages")
 clusters = partial(_names, "clusters")
 accelerators = partial(_names, "accelerators")
+task_bundles = partial(_names, "tasks")
 
 
 def _card(kind: str, name: str, model: type[Card]) -> Card:

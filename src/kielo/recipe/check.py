@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kielo.recipe.amounts import multiples_around, short_amount
-from kielo.recipe.cards import a_new_card, cluster, clusters, is_own_card, language, languages
+from kielo.recipe.cards import (
+    BUNDLE,
+    a_new_card,
+    cluster,
+    clusters,
+    is_own_card,
+    language,
+    languages,
+    task_bundles,
+)
 from kielo.recipe.complaints import CONTROL, Complaint, did_you_mean, strings
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
@@ -150,6 +159,7 @@ def _sources(recipe: Recipe) -> Found:
     for text in recipe.evaluate.texts:
         if text.language and text.language not in languages():
             yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
+    yield from _bundles(recipe)
     yield from _measures_of_encoders(recipe)
     if (
         recipe.evaluate.made_pairs
@@ -172,6 +182,13 @@ def _sources(recipe: Recipe) -> Found:
 
 def _no_source(key: str, names: list[str]) -> str:
     return f"{key}: no source has this name. Fix: {', '.join(names)}"
+
+
+def _bundles(recipe: Recipe) -> Found:
+    for name in recipe.evaluate.tasks:
+        if name.startswith(BUNDLE) and name.removeprefix(BUNDLE) not in task_bundles():
+            fit = ", ".join(BUNDLE + code for code in task_bundles())
+            yield ("evaluate.tasks",), f"evaluate.tasks: no bundle is called {name!r}. Fix: {fit}"
 
 
 def _measures_of_encoders(recipe: Recipe) -> Found:

@@ -923,6 +923,27 @@ class Evaluate(Section):
     none. Only with train.objective = next_token or train.causal_share."""
     part_of_speech: PartOfSpeech = PartOfSpeech()
     """Tags from an encoder's frozen states."""
+    tasks: tuple[str, ...] = ()
+    """Tasks and groups of lm-eval, own tasks, and bundles such as bundle:et. They need `kielo[evaluate]`.
+    Only with train.objective = next_token or train.causal_share."""
+    shots: Annotated[int, Field(ge=0)] | None = None
+    """Examples before each question. Default: as each task says. Only with tasks."""
+    task_limit: PositiveInt | None = None
+    """Number of questions of each task to score, from its first. Default: all. Only with tasks."""
+    task_seed: int = Field(1234, ge=0)
+    """Seed by which examples are drawn. Default: the seed of lm-eval. Only with tasks."""
+    task_chat: bool = False
+    """Lay out questions by the tokenizer's chat template. Only with tasks."""
+    task_folders: tuple[str, ...] = ()
+    """Folders with tasks: YAML files of lm-eval, and own tasks as TOML files. Only with tasks."""
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """Settings as JSON. Later keys are left out at their defaults, so that scores stay current."""
+        content, usual = self.model_dump(mode="json"), Evaluate().model_dump(mode="json")
+        of_tasks = ("tasks", "shots", "task_limit", "task_seed", "task_chat", "task_folders")
+        later = ("made_pairs", "fluency_texts", *of_tasks)
+        return {key: value for key, value in content.items() if key not in later or value != usual[key]}
 
     @property
     def own_files(self) -> dict[str, str]:

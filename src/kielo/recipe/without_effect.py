@@ -101,6 +101,19 @@ CONDITIONS = (
         "Fix: train.causal_share above 0",
     ),
     _row(
+        "evaluate.tasks",
+        "train.objective train.causal_share",
+        lambda recipe: not _is_masked(recipe) or recipe.train.causal_share > 0 or not recipe.evaluate.tasks,
+        'with train.objective = "masked_tokens": tasks ask for the likelihood of continuations. '
+        "Fix: train.causal_share above 0",
+    ),
+    _row(
+        "evaluate.shots evaluate.task_limit evaluate.task_seed evaluate.task_chat evaluate.task_folders",
+        "evaluate.tasks",
+        lambda recipe: bool(recipe.evaluate.tasks),
+        'without evaluate.tasks. Fix: evaluate.tasks = ["NAME"]',
+    ),
+    _row(
         "evaluate.top_k",
         "evaluate.temperature",
         lambda recipe: recipe.evaluate.temperature > 0,

@@ -1,0 +1,211 @@
+"""Tasks of EleutherAI's harness on a `Contender`: names → scores with standard errors.
+
+Each task is a stage folder of its own with its questions (`artifact/task_result.py`), so its score stays, and
+a later call asks the other tasks. A task that cannot be scored is named with its reason, and the others are
+scored. Every rank makes the same calls, and rank 0 alone writes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.manifest import Hashes, hash_json, is_current, write_stage
+from kielo.artifact.scores import TaskScore
+from kielo.artifact.stage_json import read_stage_json, write_json
+from kielo.artifact.task_result import QUESTIONS_NAME, TaskResult
+from kielo.checkpoint.agreement import Agreement
+from kielo.evaluate.contender import Contender
+from kielo.evaluate.tasks_data import harness_surroundings, quiet_bars
+from kielo.evaluate.tasks_harness import Harness, NotScored
+from kielo.evaluate.tasks_wanted import WantedTask
+from kielo.recipe.errors import KieloError, print_text
+from kielo.recipe.sections import Evaluate
+
+KIND, VERSION = "task", 1
+# Metrics for which guessing is right once in as many questions as there are choices.
+_ONE_OF_CHOICES = ("acc", "acc_norm", "acc_bytes")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the results of a model's tasks are, and the hashes of what they depend on."""
+
+    folder: Path
+    inputs: Hashes
+
+
+def score_tasks(
+    contender: Contender, settings: Evaluate, place: Place
+) -> tuple[list[TaskScore], dict[str, str]]:
+    """Score the tasks of the settings. Return the scores, and each task without a score with its reason."""
+    scores: dict[tuple[str, str], TaskScore] = {}
+    unscored: dict[str, str] = {}
+    with harness_surroundings():
+        harness = Harness(settings)
+        scoring = _Scoring(contender, settings, place, harness)
+        for wanted in harness.wanted:
+            try:
+                found = list(scoring.scores_of(wanted))
+            except NotScored as problem:
+                unscored[wanted.name] = str(problem)
+                continue
+            scores |= {(one.task, one.metric): one for one in found}
+    return list(scores.values()), unscored
+
+
+class _Scoring:
+    def __init__(self, contender: Contender, settings: Evaluate, place: Place, harness: Harness) -> None:
+        self._contender, self._settings, self._place, self._harness = contender, settings, place, harness
+        self._results: dict[str, TaskResult] = {}
+
+    def scores_of(self, wanted: WantedTask) -> Iterator[TaskScore]:
+        """Yield the scores of a task, or of the tasks of a group and then the group's own."""
+        loaded = self._harness.load(wanted)
+        if loaded.own is not None:
+            wanted = replace(wanted, language=loaded.own.language, measures=loaded.own.measures)
+        for name, task in loaded.tasks.items():
+            if name not in self._results:
+                self._results[name] = self._result(name, task)
+            yield from _scores(self._results[name], wanted)
+        mine = {name: self._results[name] for name in loaded.tasks}
+        for name, group in loaded.groups.items():
+            if group.has_aggregation:
+                yield from _scores(_of_group(name, group, mine), wanted)
+
+    def _result(self, name: str, task: Any) -> TaskResult:
+        """Return the task's result, from its folder if it has been scored."""
+        settings = self._settings
+        section = {
+            "task": name, "harness": self._harness.version, "shots": settings.shots,
+            "limit": settings.task_limit, "seed": settings.task_seed, "chat": settings.task_chat,
+            "sequence_length": self._contender.sequence_length, "file": _hash_of_settings(task),
+        }  # fmt: skip
+        inputs = {**self._place.inputs, "task_folder": self._harness.hash_of(name)}
+        identity = hash_json([inputs, section])[:8]
+        folder = self._place.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{identity}"
+        # A rank that reads the folder late could find it finished.
+        done = Agreement().on_first(lambda: is_current(folder, KIND, VERSION, inputs, section))
+        if done and (found := read_stage_json(folder, TaskResult)) is not None:
+            return found
+        try:
+            result, samples = _asked(self._contender, name, task, settings)
+        except (MemoryError, RuntimeError):  # of the device or of other ranks
+            raise
+        except Exception as error:  # of the functions of task files
+            reason = error if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
+            raise NotScored(str(reason)) from error
+        if _is_first_rank():
+            with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+                write_json(stage.folder, result)
+                lines = (json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in samples)
+                (stage.folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
+        return result
+
+
+def _hash_of_settings(task: Any) -> str:
+    """Return the hash of a task's file with its functions, as its group changed it."""
+    content = {key: value for key, value in task.dump_config().items() if key != "metadata"}
+    # A function without a source has its address.
+    return hash_json(re.sub(r"0x[0-9a-f]+", "", json.dumps(content, sort_keys=True, default=str)))
+
+
+def _asked(
+    contender: Contender, name: str, task: Any, settings: Evaluate
+) -> tuple[TaskResult, list[JsonTable]]:
+    """Ask the contender all questions of a task. Return the result, and each question with its answers."""
+    from lm_eval.evaluator import evaluate
+
+    from kielo.evaluate.tasks_model import ContenderLM
+
+    if not len(task.eval_docs):
+        raise KieloError("its set of questions is empty")
+    # As the harness's program does: a task that says 0 keeps it.
+    own_shots = task.get_config("num_fewshot")
+    if settings.shots is not None and own_shots != 0:
+        task.set_config(key="num_fewshot", value=settings.shots)
+    elif own_shots is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=settings.task_seed)
+    model = ContenderLM(contender, settings.task_chat)
+    chat = {"apply_chat_template": settings.task_chat, "fewshot_as_multiturn": settings.task_chat}
+    with quiet_bars(is_hidden=not _is_first_rank()):
+        found = evaluate(model, {"tasks": {name: task}, "groups": {}}, limit=settings.task_limit, **chat)
+    metrics = {
+        key: value.item() if hasattr(value, "item") else value
+        for key, value in found["results"][name].items()
+        if "," in key
+    }
+    samples = found["samples"][name]
+    result = TaskResult(
+        task=name,
+        metrics=metrics,
+        version=str(found["versions"][name]),
+        questions=found["n-samples"][name]["effective"],
+        shots=found["n-shot"][name],
+        chance=_chance(task, samples),
+        shortened=model.shortened,
+    )
+    cut = f"; {model.shortened:,} prompts lose their beginning" if model.shortened else ""
+    _say(f"task {name}: {result.questions:,} questions, {result.shots} shots{cut}")
+    return result, samples
+
+
+def _chance(task: Any, samples: Sequence[JsonTable]) -> dict[str, float]:
+    """Return the value of guessing, for metrics that compare the likelihoods of choices."""
+    is_usual = task.OUTPUT_TYPE == "multiple_choice" and task.get_config("process_results") is None
+    if not is_usual:
+        return {}
+    documents = {one["doc_id"]: one["doc"] for one in samples}
+    shares = [1 / len(task.doc_to_choice(document)) for document in documents.values()]
+    return dict.fromkeys(_ONE_OF_CHOICES, sum(shares) / len(shares))
+
+
+def _of_group(name: str, group: Any, results: dict[str, TaskResult]) -> TaskResult:
+    """Return the harness's own mean over the tasks of a group."""
+    members = [results[task.task_name] for task in group.get_all_tasks()]
+    metrics = {one.task: {**one.metrics, "sample_len": one.questions} for one in members}
+    found = group.aggregate(metrics)
+    chances = [one.chance for one in members]
+    return TaskResult(
+        task=name,
+        metrics={key: value for key, value in found.items() if "," in key},
+        version=str(group.version),
+        questions=found["sample_len"],
+        shots=max(one.shots for one in members),
+        chance=chances[0] if all(one == chances[0] for one in chances) else {},
+    )
+
+
+def _scores(result: TaskResult, wanted: WantedTask) -> Iterator[TaskScore]:
+    for key, value in result.metrics.items():
+        metric, _, of_filter = key.partition(",")
+        if metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        error = result.metrics.get(f"{metric}_stderr,{of_filter}")
+        yield TaskScore(
+            task=result.task,
+            metric=key,
+            value=float(value),
+            standard_error=float(error) if isinstance(error, int | float) else None,
+            questions=result.questions,
+            shots=result.shots,
+            chance=result.chance.get(metric),
+            language=wanted.language,
+            measures=wanted.measures,
+            version=result.version,
+        )
+
+
+def _is_first_rank() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def _say(line: str) -> None:
+    if _is_first_rank():
+        print_text(line)
