@@ -46,7 +46,10 @@ def score_sentences(
     evaluate, found = recipe.evaluate, dict[str, Any]()
     if pairs:
         found["minimal_pairs"] = score_pairs(contender, pairs, Path(evaluate.minimal_pairs).name)
-    own = [document["text"] for document in heldout if document["source"] in sources_of_language(recipe)]
+    if not evaluate.made_pairs and not evaluate.fluency_texts:
+        return found
+    sources = sources_of_language(recipe)
+    own = [document["text"] for document in heldout if document["source"] in sources]
     if evaluate.made_pairs:
         made = make_pairs(own, training, tokenizer, evaluate.made_pairs, recipe.seed)
         if made.pairs:
