@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from kielo.models.families import build_model, complete
+from kielo.models.family_tables import layer_types
 from kielo.parallel.compile import apply_compile
 from kielo.parallel.context_parallel import apply_context_parallel
 from kielo.parallel.materialise import local, materialise
@@ -113,12 +114,16 @@ def kept_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
 def compiled_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
     """Returns what `kept_bytes` does for compiled layers: storages that autograd saves, less the weights'.
 
-    The compiler partitions forward and backward as for machine code, which is not written.
+    The compiler partitions forward and backward as for machine code, which is not written. Both models have
+    each kind of layer: layers of a kind share a table of RoPE and a mask.
     """
     held = []
+    kinds = layer_types(model)
+    few = 1 + max(map(kinds.index, set(kinds[:_MANY])))
+    numbers = few, few + _MANY - _FEW
     with fake_world(0, layout.tensor, has_pipeline=False) as world:
         mesh = build_mesh(world, layout.model_copy(update={"shard": 1}))
-        for layers in (_FEW, _MANY):
+        for layers in numbers:
             torch._dynamo.reset()
             compiled = build_model(model.model_copy(update={"num_hidden_layers": layers})).to(torch.bfloat16)
             apply_projection(compiled)

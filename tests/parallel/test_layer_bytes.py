@@ -65,7 +65,9 @@ def test_a_layer_keeps_what_the_formula_says(name, tensor, recompute):
 
 
 PLAIN, JOINED = "none", "norms+activations"
-POLICIES = (PLAIN, "norms", "activations", JOINED, "attention", "attention+norms+activations", "operators")
+POLICIES = (
+    PLAIN, "norms", "activations", JOINED, "attention", "attention+norms+activations", "operators", "full",
+)  # fmt: skip
 _GATED, _PLAIN = MODELS["llama"], MODELS["gpt"]
 COMPILED = {
     "llama": _GATED,
@@ -96,7 +98,7 @@ def cases_of_compiled_layers():
         for recompute in POLICIES:
             # On a processor ALiBi's biases are tensors, which compiled layers keep unless attention is
             # recomputed. On a GPU FlexAttention has none.
-            if name != "bloom" or recompute.startswith(("attention", "operators")):
+            if name != "bloom" or recompute.startswith(("attention", "operators", "full")):
                 is_usual = (name, recompute) in USUAL
                 yield pytest.param(name, recompute, marks=[] if is_usual else [pytest.mark.full])
 
@@ -112,7 +114,8 @@ def test_a_compiled_layer_keeps_what_is_planned(monkeypatch, name, recompute):
 
 
 @pytest.mark.parametrize(
-    "recompute", ["full", *(pytest.param(name, marks=pytest.mark.full) for name in POLICIES)]
+    "recompute",
+    ["full", *(pytest.param(name, marks=pytest.mark.full) for name in POLICIES if name != "full")],
 )
 def test_a_compiled_layer_makes_alibis_biases_again(monkeypatch, recompute):
     """With `alibi_kernel = "bias"`, as on a GPU: neither biases nor attention's output are kept (2 %)."""
