@@ -217,15 +217,17 @@ def _give_memory(model: PreTrainedModel) -> None:
 
 
 def _recompute_layers(model: PreTrainedModel) -> None:
-    """Recompute layers in the backward pass. Only layers themselves train, so that no dropout begins."""
+    """Recompute layers in the backward pass, unless the config has dropout, which training layers apply.
+
+    transformers' own function has another name in each version.
+    """
+    if any("drop" in key and value for key, value in model.config.to_dict().items()):
+        return
     modules: Iterable[Any] = model.modules()
-    for module in modules:  # transformers' own function has another name in each version
+    for module in modules:
         if hasattr(module, "gradient_checkpointing"):
-            module.gradient_checkpointing = True
+            module.gradient_checkpointing = module.training = True
             module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
 
 
 def _accelerator(world: World, precision: Precision) -> Accelerator:
