@@ -24,6 +24,7 @@ from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.scores import Accuracy, MaskedScores
 from kielo.artifact.stage_counts import PackCounts, RowMap
 from kielo.artifact.stage_json import JsonFile, read_counts, read_json, read_stage_json, write_json
+from kielo.artifact.task_result import TASKS_FOLDER, TaskResult
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
 from kielo.artifact.verify_results import CheckReport, Complaint, NodeVerdict, Preflight
@@ -59,6 +60,10 @@ def run_folder(tmp_path_factory):
         method="mean", old_tokenizer="0", old_vocabulary_size=2, rows=[[0], [0, 1], []],
         control_tokens={"õ": "</s>"},
     ))  # fmt: skip
+    scored = folder / TASKS_FOLDER / "MODEL" / "TASK"
+    scored.mkdir(parents=True)
+    metrics = {"acc,none": 0.5, "acc_stderr,none": "N/A"}
+    write_json(scored, TaskResult(task="õ", metrics=metrics, version="1.0", questions=2, shots=0))
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
     complaint = Complaint(check="clock", rank=1, node="õ", message="late", is_refusal=True)
     checks = [CheckReport(name="clock", summary="", seconds=0.5, found=[[1.0], None])]

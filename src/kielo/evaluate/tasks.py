@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,8 @@ def _asked(
     """Ask the contender all questions of a task. Return the result, and each question with its answers."""
     from lm_eval.evaluator import evaluate
 
-    from kielo.evaluate.tasks_model import ContenderLM
-
+    # By its name, because the file imports the harness, which a run without tasks does not need.
+    make_model = import_module("kielo.evaluate.tasks_model").ContenderLM
     if not len(task.eval_docs):
         raise KieloError("its set of questions is empty")
     # As the harness's program does: a task that says 0 keeps it.
@@ -132,7 +133,7 @@ def _asked(
     elif own_shots is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=settings.task_seed)
-    model = ContenderLM(contender, settings.task_chat)
+    model = make_model(contender, settings.task_chat)
     chat = {"apply_chat_template": settings.task_chat, "fewshot_as_multiturn": settings.task_chat}
     with quiet_bars(is_hidden=not _is_first_rank()):
         found = evaluate(model, {"tasks": {name: task}, "groups": {}}, limit=settings.task_limit, **chat)

@@ -34,6 +34,7 @@ from kielo.artifact.weights_folder import (
     weights_here,
 )
 from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
+from kielo.evaluate.tasks_harness import fetch_data
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
@@ -157,8 +158,6 @@ def _tasks(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
     """Bring the data of evaluation tasks. If that fails for a task, its reason is printed."""
     if not recipe.evaluate.tasks:
         return
-    from kielo.evaluate.tasks_harness import fetch_data
-
     for name, found in fetch_data(recipe.evaluate, folder / DATASETS_FOLDER):
         if isinstance(found, str):
             say(f"task {name}: not brought: {found}")
