@@ -54,7 +54,7 @@ class Answers:
     $ kielo init --from demo_estonian --params 20M
     $ kielo init --from runs/demo_estonian --text more.txt
     $ kielo init --from-megatron pretrain.sh --language fi --cluster lumi_g
-    $ kielo init --from-trainer train.sh --language et --variable DATA=text
+    $ kielo init --from-trainer train.sh --language et --variable NODES=2
     [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
     --language LANGUAGE      a language or its code (see `kielo languages`)
     --text PATHS             files or folders of text, separated by commas; may come later
@@ -65,17 +65,18 @@ class Answers:
     --model-type MODEL_TYPE  family of the model; default: llama
     --from BASE as base      a recipe to vary, or the folder of a finished run whose weights to continue; the
                              other flags change its values
-    --from-megatron SCRIPT   a bash script whose Megatron-LM or Megatron-DeepSpeed arguments become the recipe;
-                             it is read, not executed
-    --from-trainer SCRIPT    the same for Hugging Face's TrainingArguments under accelerate, deepspeed or
-                             torchrun
-    --variable ASSIGNMENT... as variables  NAME=VALUE of a variable that the script takes from outside ($1: 1=VALUE);
-                             may be repeated
+    --from-megatron SCRIPT   a bash script whose arguments of Megatron-LM or Megatron-DeepSpeed become the
+                             recipe; it is read, not executed
+    --from-trainer SCRIPT    the same of Hugging Face's TrainingArguments under accelerate or torchrun
+    --variable ASSIGNMENT... as variables  NAME=VALUE of a variable that the script takes from outside, or
+                             1=VALUE of $1; may be repeated
 """)
 def init(options: argparse.Namespace) -> int:
     sources = {
-        "--from": options.base, "--from-megatron": options.from_megatron, "--from-trainer": options.from_trainer,
-    }  # fmt: skip
+        "--from": options.base,
+        "--from-megatron": options.from_megatron,
+        "--from-trainer": options.from_trainer,
+    }
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
         raise KieloError(f"{' and '.join(given)}: a recipe has one origin. Fix: leave one of them out")
@@ -125,7 +126,10 @@ def _init_from_script(options: argparse.Namespace, engine: str, script: str) -> 
     except KieloError:
         path.unlink()
         raise
-    print_table(("line", "argument", "", "becomes"), [(r.place, row_argument(r), r.verdict, r.meaning) for r in found.rows])
+    print_table(
+        ("line", "argument", "", "becomes"),
+        [(r.place, row_argument(r), r.verdict, r.meaning) for r in found.rows],
+    )
     where = "" if cluster else " --cluster CLUSTER --nodes N"
     then = ["next:", f"  kielo show {path}", f"  kielo plan {path}{where}"]
     _report(path, f"wrote {path}: {counted(found.rows)}", then)

@@ -1,4 +1,4 @@
-"""Recipes of `kielo init` from something else: another recipe, a finished run, or the script of another engine."""
+"""Recipes of `kielo init` from another recipe, a finished run, or the script of another engine."""
 
 import os
 import re

@@ -13,9 +13,10 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.from_script.bash_syntax import Text, closing, plain
 
 _OPEN, _CLOSE, _FIELD = "\ue000", "\ue001", "\ue002"
+_ASIDE = 0xE100  # from here on stand signs that a shell would read
 _MARKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _BLANKS = (" ", "\t", "\n")
-_MOST_CHARACTERS = 20_000_000
+_MOST_CHARACTERS = 5_000_000
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]", re.ASCII)
 _PARAMETER = re.compile(
     r"(?P<sign>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9@*#?]+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)",
@@ -26,17 +27,26 @@ Quoted = list[tuple[str, str, bool]]  # characters with place, and whether they 
 
 
 def unknown(name: str, place: str) -> Text:
-    """Return a marked name for a value that only a running job has."""
-    return [(character, place) for character in f"{_OPEN}{re.sub(f'[{_OPEN}-{_FIELD}]', '', name)}{_CLOSE}"]
+    """Return a marked name for a value that only a running job has. No shell splits it or changes it."""
+    name = re.sub(f"[{_OPEN}-{_FIELD}]", "", name)
+    name = "".join(chr(_ASIDE + ord(c)) if ord(c) < 128 and not c.isalnum() and c != "_" else c for c in name)
+    return [(character, place) for character in f"{_OPEN}{name}{_CLOSE}"]
 
 
 def unknown_names(text: str) -> list[str]:
-    return list(dict.fromkeys(_MARKED.findall(text)))
+    return list(dict.fromkeys(map(_read_aside, _MARKED.findall(text))))
+
+
+def _read_aside(name: str) -> str:
+    return re.sub("[\ue100-\ue17f]", lambda found: chr(ord(found[0]) - _ASIDE), name)
 
 
 def shown(text: str) -> str:
     """Return the text for people: a marked name as $NAME, the output of a command as $(COMMAND)."""
-    return _MARKED.sub(lambda found: found[1] if found[1][:1] in "$`" else f"${found[1]}", text)
+    names = _MARKED.sub(
+        lambda found: found[1] if found[1][:1] == chr(_ASIDE + ord("$")) else f"${found[1]}", text
+    )
+    return _read_aside(names)
 
 
 class Expansion:
@@ -87,7 +97,9 @@ class Expansion:
             elif character == "'":
                 found += [("", place, True), *((c, p, True) for c, p in part[1:-1])]
             elif character == '"':
-                found += [("", place, True), *self.expanded(part[1:-1], is_quoted=True)]
+                inner = self.expanded(part[1:-1], is_quoted=True)
+                if inner or "@" not in plain(part):  # "$@" of nothing is no word
+                    found += [("", place, True), *inner]
             elif character == "`":
                 found += self._output(part[1:-1], place, is_quoted)
             elif character == "$":
@@ -228,12 +240,12 @@ class Expansion:
             old, new = plain(self.text(given[0])), self.text(given[1]) if len(given) > 1 else []
             pattern = re.compile(fnmatch.translate(old)[:-2])
             return _replaced(value, pattern, new, 0 if sign == "//" else 1) if old else value
-        pattern = plain(self.text(word))
+        affix = plain(self.text(word))
         cuts = range(len(text) + 1)
         if sign[0] == "#":
-            fits = [cut for cut in cuts if fnmatch.fnmatchcase(text[:cut], pattern)]
+            fits = [cut for cut in cuts if fnmatch.fnmatchcase(text[:cut], affix)]
             return value[(max if sign == "##" else min)(fits, default=0) :]
-        fits = [cut for cut in cuts if fnmatch.fnmatchcase(text[cut:], pattern)]
+        fits = [cut for cut in cuts if fnmatch.fnmatchcase(text[cut:], affix)]
         return value[: (min if sign == "%%" else max)(fits, default=len(text))]
 
     # --- Arithmetic
@@ -276,8 +288,8 @@ class Expansion:
             right = self._of_tree(node.comparators[0], level)
             return int(_COMPARISONS[type(node.ops[0])](self._of_tree(node.left, level), right))
         if isinstance(node, ast.BoolOp):
-            values = [self._of_tree(one, level) != 0 for one in node.values]
-            return int(all(values) if isinstance(node.op, ast.And) else any(values))
+            holds = [self._of_tree(one, level) != 0 for one in node.values]
+            return int(all(holds) if isinstance(node.op, ast.And) else any(holds))
         raise ValueError("not simple arithmetic")
 
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.from_script.bash_expansion import Expansion, Variables, shown, unknown, unknown_names
+from kielo.recipe.from_script.bash_expansion import Expansion, Variables, unknown, unknown_names
 from kielo.recipe.from_script.bash_syntax import (
     Assignment,
     BashParser,
     Case,
     Commands,
     For,
-    Function,
     If,
     Negated,
     Node,
@@ -35,12 +34,38 @@ _MOST_COMMANDS = 100_000
 _MOST_LEVELS = 30
 _KEPT = ("WANDB_", "ACCELERATE_")  # variables that a command's program reads
 # Variables that a job or a login shell sets, to values that the script does not say.
-_OF_A_JOB = (
-    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NODELIST SLURM_NODELIST SLURM_PROCID SLURM_NODEID SLURM_LOCALID "
-    "SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_TMPDIR SLURM_ARRAY_TASK_ID SLURM_ARRAY_JOB_ID SLURM_RESTART_COUNT "
-    "SLURM_TASKS_PER_NODE SLURMD_NODENAME HOME USER PWD PATH LD_LIBRARY_PATH PYTHONPATH HOSTNAME RANDOM TMPDIR "
-    "SECONDS SLURM_JOB_USER SLURM_JOB_UID UID EUID LOGNAME"
-).split()
+_OF_A_JOB = [
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NODELIST",
+    "SLURM_PROCID",
+    "SLURM_NODEID",
+    "SLURM_LOCALID",
+    "SLURM_SUBMIT_DIR",
+    "SLURM_SUBMIT_HOST",
+    "SLURM_TMPDIR",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_TASKS_PER_NODE",
+    "SLURMD_NODENAME",
+    "HOME",
+    "USER",
+    "PWD",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "HOSTNAME",
+    "RANDOM",
+    "TMPDIR",
+    "SECONDS",
+    "SLURM_JOB_USER",
+    "SLURM_JOB_UID",
+    "UID",
+    "EUID",
+    "LOGNAME",
+]
 # Options of #SBATCH → the variables that a job has of them.
 _OF_SBATCH = {
     "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
@@ -303,6 +328,11 @@ class _Reader:
             values = [word for raw in given.values for word in self.expansion.fields(raw)]
             own[given.name] = (own.get(given.name, []) if given.appends else []) + values
             return
+        itself = rf"\$({given.name}\b|{{{given.name}}})"
+        if given.name not in self._variables and re.search(
+            f'.{itself}|{itself}[^"]', plain(given.value).strip('"')
+        ):
+            self._variables[given.name] = [[]]  # a list that grows begins empty
         value = self.expansion.text(given.value)
         old = own.get(given.name, [])
         if given.index is not None:
@@ -419,9 +449,10 @@ class _Reader:
             items = [item for _, item in BashParser(command).script().items]
         except KieloError:
             return None
-        if not all(isinstance(item, Simple) and not item.redirects for item in items):
+        simple = [item for item in items if isinstance(item, Simple) and not item.redirects]
+        if len(simple) != len(items):
             return None
-        calls = [[word for raw in item.words for word in self.expansion.fields(raw)] for item in items]
+        calls = [[word for raw in item.words for word in self.expansion.fields(raw)] for item in simple]
         names = [plain(words[0]) if words else "" for words in calls]
         if names == ["cd", "pwd"] and len(calls[0]) == 2:
             return calls[0][1]

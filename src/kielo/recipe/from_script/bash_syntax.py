@@ -163,9 +163,13 @@ def _nested_end(text: Text, begin: int, at: int, end: str) -> int:
         elif end == ")" and character == "(":
             depth += 1
             at += 1
-        elif character == "'" and end in '"`':
-            at += 1
-        elif character == "$" and end == '"' and plain(text[at + 1 : at + 2]) == '"':
+        elif (
+            character == "'"
+            and end in '"`'
+            or character == "$"
+            and end == '"'
+            and plain(text[at + 1 : at + 2]) == '"'
+        ):
             at += 1
         elif character in "\\'\"`$":
             at = closing(text, at)
@@ -278,11 +282,12 @@ class BashParser:
     def _for(self, place: str) -> Node:
         self._take(self._reserved())
         self._blanks()
+        words: list[Text] = []
         if self._peek(2) == "((":
             self._at = _nested_end(self._text, self._at, self._at + 1, ")")
-            name, words = "", []
+            name = ""
         else:
-            name, words = plain(self._word()), []
+            name = plain(self._word())
             self._lines()
             if self._reserved() == "in":
                 self._take("in")
@@ -406,7 +411,7 @@ class BashParser:
         return Assignment(name, index, bool(plus), [], values)
 
     def _words(self, ends: str) -> list[Text]:
-        found = []
+        found: list[Text] = []
         while True:
             self._lines() if "\n" not in ends else self._blanks()
             if self._at >= len(self._text) or self._peek(1) in ends:

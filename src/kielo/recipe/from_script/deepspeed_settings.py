@@ -34,7 +34,7 @@ def read_deepspeed(to: Translation, name: str) -> dict[str, Any]:
     text = text_of_file(to.script, to.path, given.values[0])
     if text is None:
         to.refuse(
-            f"{shown(given.values[0])} is not here, and it has settings of the run. Fix: put it beside the script",
+            f"{shown(given.values[0])} is not here, and has settings of the run. Fix: put it beside SCRIPT",
             name,
         )
         return {}
@@ -67,16 +67,40 @@ def settings_of(to: Translation, content: dict[str, Any], before: str) -> dict[s
     return found
 
 
+# Word → the key, and the arguments that say the same.
+_KEYS = {
+    "clip": ("train.max_gradient_norm", ("--clip-grad", "--max_grad_norm")),
+    "lr": ("train.learning_rate", ("--lr", "--learning_rate")),
+    "eps": ("train.adam_epsilon", ("--adam-eps", "--adam_epsilon")),
+    "weight_decay": ("train.weight_decay", ("--weight-decay", "--weight_decay")),
+}
+
+
+def fill(to: Translation, found: dict[str, Any]) -> None:
+    """Take the numbers of the file that no argument gives."""
+    pairs = {
+        key: found[word]
+        for word, (key, names) in _KEYS.items()
+        if word in found and not any(map(to.has, names))
+    }
+    if isinstance(betas := found.get("betas"), list) and len(betas) == 2:
+        given = any(map(to.has, ("--adam-beta1", "--adam_beta1", "--adam-beta2", "--adam_beta2")))
+        pairs |= {} if given else {"train.adam_beta1": betas[0], "train.adam_beta2": betas[1]}
+    for key, value in pairs.items():
+        if isinstance(value, int | float):
+            to.put(key, value, origin="DeepSpeed's file")
+    kind = str(found.get("optimizer", "adamw")).lower()
+    if kind not in ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam"):
+        to.add_default("optimizer", f"changes the training: there is no {kind}; the recipe has AdamW")
+
+
 def _agree(to: Translation, found: dict[str, Any]) -> None:
     """Refuse numbers of the file that differ from the arguments'."""
     pairs = {
         "batch": ("--global-batch-size",),
         "micro": ("--micro-batch-size", "--per_device_train_batch_size"),
         "accumulation": ("--gradient_accumulation_steps",),
-        "clip": ("--clip-grad", "--max_grad_norm"),
-        "lr": ("--lr", "--learning_rate"),
-        "weight_decay": ("--weight-decay", "--weight_decay"),
-    }
+    } | {word: names for word, (_, names) in _KEYS.items()}
     for word, names in pairs.items():
         for name in names:
             if word in found and to.has(name) and to.value(name) != found[word]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kielo.recipe.from_script.bash_reader import read_script
-from kielo.recipe.from_script.deepspeed_settings import read_deepspeed
+from kielo.recipe.from_script.deepspeed_settings import fill, read_deepspeed
 from kielo.recipe.from_script.script_arguments import (
-    NOT_HONOURED,
     TRANSLATED,
-    TranslatedScript,
     Machine,
+    TranslatedScript,
     Translation,
     read_launcher,
     split_command,
@@ -25,6 +24,7 @@ from kielo.recipe.from_script.token_blends import put_blend, weighted_splits
 from kielo.recipe.from_script.tokenizer_places import put_tokenizer
 
 _SMALLEST_RATE = 1e-12
+_LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def read_megatron(path: Path, variables: dict[str, str], model_type: str | None = None) -> TranslatedScript:
@@ -43,6 +43,7 @@ def read_megatron(path: Path, variables: dict[str, str], model_type: str | None 
     _require(to)
     to.finish()
     to.take_same()
+    fill(to, settings)
     _model(to, model_type)
     _vocabulary(to)
     _batch(to, machine)
@@ -208,8 +209,8 @@ def _positions(to: Translation, family: str) -> None:
     else:
         to.drop("--rotary-percent", f"changes the model: a {family} rotates whole heads")
     if to.is_on("--use-rope-scaling"):
-        scaling = {"rope_type": "llama3", "factor": to.value("--rope-scaling-factor", 8.0), "low_freq_factor": 1.0,
-                   "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+        factor = to.value("--rope-scaling-factor", 8.0)
+        scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA_3_ROPE}
         to.put("model.rope_scaling", scaling, "--use-rope-scaling", "--rope-scaling-factor")
     elif to.has("--rotary-seq-len-interpolation-factor"):
         factor = float(to.value("--rotary-seq-len-interpolation-factor"))
@@ -256,16 +257,16 @@ def _batch(to: Translation, machine: Machine) -> None:
             return
         replicas = machine.devices // ranks
     if not to.has("--global-batch-size") and replicas is None:
-        to.refuse(
-            "--global-batch-size is missing, and the number of devices is not known. Fix: give it in the script"
-        )
+        to.refuse("--global-batch-size is missing, and the devices are not known. Fix: give it in the script")
         return
     size = to.value("--global-batch-size", micro * (replicas or 1))
     if replicas and size % (micro * replicas):
         to.refuse(
             f"{size} sequences are no multiple of {micro} × {replicas} data-parallel ranks. Fix: a batch of "
-            f"{max(1, size // (micro * replicas)) * micro * replicas}", "--global-batch-size", "--micro-batch-size",
-        )  # fmt: skip
+            f"{max(1, size // (micro * replicas)) * micro * replicas}",
+            "--global-batch-size",
+            "--micro-batch-size",
+        )
     elif size % micro:
         to.refuse(
             f"{size} is no multiple of {micro}. Fix: numbers that divide",
@@ -286,9 +287,11 @@ def _ramp(to: Translation, size: int, length: int) -> None:
     first, step, samples = numbers
     if first > size or step <= 0 or (size - first) % step:
         to.refuse(
-            f"{first} sequences with steps of {step} do not arrive at {size}. Fix: a step that divides {size - first}",
-            "--rampup-batch-size", "--global-batch-size",
-        )  # fmt: skip
+            f"{first} sequences with steps of {step} do not arrive at {size}. Fix: a step that divides "
+            f"{size - first}",
+            "--rampup-batch-size",
+            "--global-batch-size",
+        )
         return
     ramp = {"first_tokens_per_step": first * length, "step_tokens": step * length, "tokens": samples * length}
     to.put("train.batch_ramp", ramp, "--rampup-batch-size")
@@ -345,7 +348,7 @@ def _schedule(to: Translation) -> list[dict[str, Any]]:
     for name in budget:
         if to.has(name):
             to.say(name, TRANSLATED, f"{total * length:_} tokens in the phases")
-    found = _phases(phases, decay * length if is_split else total * length, least)
+    found = _phases(phases, decay * length if is_split else total * length, least, step)
     if to.has("--step-batch-size-schedule"):
         to.say("--step-batch-size-schedule", TRANSLATED, f"{len(sizes)} phases with their tokens_per_step")
     return found
@@ -361,7 +364,7 @@ def _decay_said(decay: int, total: int, least: float, is_split: bool) -> str:
     return "the decay ends with the run"
 
 
-def _phases(parts: Sequence[tuple[int, int]], decay: int, least: float) -> list[dict[str, Any]]:
+def _phases(parts: Sequence[tuple[int, int]], decay: int, least: float, full: int) -> list[dict[str, Any]]:
     """Cut the parts at the end of the decay, after which a segment keeps the least rate."""
     found: list[dict[str, Any]] = []
     done, is_after = 0, False
@@ -371,7 +374,7 @@ def _phases(parts: Sequence[tuple[int, int]], decay: int, least: float) -> list[
             if part < step:
                 continue
             phase: dict[str, Any] = {"tokens": part}
-            if len(parts) > 1:
+            if step != full:
                 phase["tokens_per_step"] = step
             if done >= decay - step and found and not is_after:
                 phase |= {"learning_rate": least, "final_learning_rate_ratio": 1, "warmup_share": 0}
@@ -433,10 +436,12 @@ def _shape(to: Translation, total: int, decay: int, warm: int) -> float:
     if style == "linear":
         to.put("train.schedule", "linear", "--lr-decay-style")
         return least + (1 - least) * (1 - done)
-    to.put("train.schedule", "cosine", "--lr-decay-style")
-    if style != "cosine":
+    if style == "cosine":
+        to.put("train.schedule", "cosine", "--lr-decay-style")
+    else:
+        to.keys["train.schedule"] = ("cosine", "Kielo's default")
         to.drop("--lr-decay-style", f"changes the schedule: there is no {style}")
-    elif done < 1:
+    if style == "cosine" and done < 1:
         to.say(
             "--lr-decay-style",
             TRANSLATED,
@@ -448,8 +453,7 @@ def _shape(to: Translation, total: int, decay: int, warm: int) -> float:
 def _optimiser(to: Translation) -> None:
     kind = to.value("--optimizer", "adam")
     if kind == "adam":
-        to.drop("--optimizer", "")
-        to.put("train.optimiser", "adamw", *(["--optimizer"] if to.has("--optimizer") else []))
+        to.put("train.optimiser", "adamw", "--optimizer")
     else:
         to.drop("--optimizer", f"changes the training: there is no {kind}; the recipe has AdamW")
     share = to.value("--attention-dropout", 0.1)
@@ -525,7 +529,9 @@ def _layout(to: Translation, machine: Machine, settings: dict[str, Any]) -> None
     to.drop("--data-parallel-sharding-strategy", "it needs --use-megatron-fsdp")
     to.drop("--deepspeed", "Kielo is the engine")
     if machine.nodes:
-        to.add_default("nodes", f"nodes = [{machine.nodes}], as the job has")
+        to.add_row(
+            "", "the job", TRANSLATED, f"{machine.nodes} nodes of {machine.devices_per_node or '?'} devices"
+        )
 
 
 def _stages(to: Translation, layers: int, stages: int) -> None:
@@ -742,7 +748,8 @@ def _run(to: Translation) -> None:
         )
         for name in names:
             to.drop(name, "the recipe begins anew; the line `weights` in [model] begins from these weights")
-    to.drop("--finetune", "the recipe begins anew, at step 0")
+    else:
+        to.drop("--finetune", "the recipe begins anew, at step 0")
     to.say("--tensorboard-dir", TRANSLATED, "train.tensorboard is on by default") if to.has(
         "--tensorboard-dir"
     ) else None

@@ -1,4 +1,4 @@
-"""The recipe of a translated script, as commented TOML: each key with its argument, and every argument at the end."""
+"""The recipe of a translated script: each key with its argument, and all arguments at the end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,17 @@ from kielo.recipe.from_script.script_arguments import (
 )
 from kielo.recipe.toml_text import toml_value
 
-_TABLES = ("tokenizer", "dataset", "model", "layout", "train", "train.fp8", "checkpoint", "evaluate", "report")
+_TABLES = (
+    "tokenizer",
+    "dataset",
+    "model",
+    "layout",
+    "train",
+    "train.fp8",
+    "checkpoint",
+    "evaluate",
+    "report",
+)
 _TITLES = {
     UNDERSTOOD: "Understood: a key has the value.",
     TRANSLATED: "Translated.",
@@ -57,19 +67,26 @@ def script_recipe(made_from: str, top: dict[str, Any], found: TranslatedScript) 
         if table == "dataset" and "dataset.mixture" in found.keys:
             mixture, _ = found.keys["dataset.mixture"]
             text += "\n[dataset.mixture]\n"
-            text += "".join(f"{toml_value(name)} = {number_text(weight)}\n" for name, weight in mixture.items())
+            text += "".join(
+                f"{toml_value(name)} = {number_text(weight)}\n" for name, weight in mixture.items()
+            )
     for phase in found.phases:
-        text += "\n[[phases]]\n" + "".join(f"{name} = {number_text(value)}\n" for name, value in phase.items())
+        text += "\n[[phases]]\n" + "".join(
+            f"{name} = {number_text(value)}\n" for name, value in phase.items()
+        )
     return text + _listed(found.rows)
 
 
 def _sources(found: TranslatedScript) -> str:
     if "corpus.sources" not in found.keys:
         place = 'tokens = "text_document"' if "tokenizer.path" in found.keys else 'path = "text/*.jsonl.zst"'
-        return f"\n# The script names no text that is read here. Plans need none: fill in the place.\n[[corpus.sources]]\n{place}\n"
+        why = "# The script names no text that is read here. Plans need none: fill in the place."
+        return f"\n{why}\n[[corpus.sources]]\n{place}\n"
     text = ""
     for source in found.keys["corpus.sources"][0]:
-        text += "\n[[corpus.sources]]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in source.items())
+        text += "\n[[corpus.sources]]\n" + "".join(
+            f"{key} = {toml_value(value)}\n" for key, value in source.items()
+        )
     return text
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a training script, and what became of each: understood, translated, or not honoured.
+"""The arguments of a training script, and what becomes of each: understood, translated, or not honoured.
 
 A table in TOML lists the arguments of an engine. Rules of the engine's file translate those that have no
 recipe key of the same value.
@@ -87,7 +87,7 @@ class Row:
 
 
 def training_command(script: Script, arguments: Table, path: Path) -> Command:
-    """Return the command that trains: it has arguments of the table. Raise KieloError for none, or several."""
+    """Return the command with arguments of the table. Raise KieloError for none, or several."""
     known = {name.lstrip("-").replace("_", "-") for name in arguments.names()}
     found: dict[tuple[str, ...], Command] = {}
     for command in script.commands:
@@ -119,7 +119,7 @@ def split_command(command: Command) -> tuple[list[tuple[str, str]], list[tuple[s
     words = list(command.words)
     for at, (word, _) in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
-            return words[:at], words[at + 1 :]
+            return _without_python(words[:at]), words[at + 1 :]
         if (
             word == "-m"
             and at + 1 < len(words)
@@ -128,6 +128,12 @@ def split_command(command: Command) -> tuple[list[tuple[str, str]], list[tuple[s
             return words[:at], words[at + 2 :]
     first = next((at for at, (word, _) in enumerate(words) if word.startswith("--")), len(words))
     return words[:first], words[first:]
+
+
+def _without_python(words: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    while words and re.fullmatch(r"(.*/)?python[\d.]*|-u", words[-1][0]):
+        words = words[:-1]
+    return words
 
 
 def read_arguments(
@@ -184,15 +190,7 @@ class Translation:
         names = [name for value in given.values for name in unknown_names(value)]
         if names:
             for name in names:
-                sources = "".join(
-                    f"; line {place} reads {shown(file)}, which is not here"
-                    for file, place in self.script.absent.items()
-                )
-                plain = re.fullmatch(r"\w+|@", name)
-                self._complain(
-                    given, f"${name} has no value in the script{sources}. Fix: --variable {name}=VALUE" if plain else
-                    f"{shown(f'{name}')} is known only when it runs. Fix: write the value there"
-                )  # fmt: skip
+                self._complain(given, self._unknown(name))
         elif (kind == "flag") != (not given.values) and not (kind == "bool" and not given.values):
             what = "takes no value" if kind == "flag" else "has no value"
             self._complain(given, f"{what}. Fix: {given.written}{'' if kind == 'flag' else ' VALUE'}")
@@ -206,6 +204,15 @@ class Translation:
             return
         del self.given[given.name]
         self._replace_row(given, NOT_HONOURED, "refused")
+
+    def _unknown(self, name: str) -> str:
+        if not re.fullmatch(r"\w+|@", name):
+            return f"{shown(name)} is known only when it runs. Fix: write the value there"
+        absent = [
+            f"; line {place} reads {shown(file)}, which is not here"
+            for file, place in self.script.absent.items()
+        ]
+        return f"${name} has no value in the script{''.join(absent)}. Fix: --variable {name}=VALUE"
 
     @staticmethod
     def _number(text: str, kind: str) -> Any:
@@ -238,19 +245,17 @@ class Translation:
 
     # --- What becomes of it
 
-    def put(self, key: str, value: Any, *names: str) -> None:
-        """Set a key. The arguments it comes from are translated, unless their value is the key's."""
+    def put(self, key: str, value: Any, *names: str, origin: str = "") -> None:
+        """Set a key. The arguments it comes from are translated. origin: a place that is no argument."""
         present = [name for name in names if name in self.given]
-        origin = ", ".join(
+        said = ", ".join(
             self.given[name].text if len(self.given[name].text) < 60 else name for name in present
         )
-        self.keys[key] = (value, origin or f"{self.engine}'s default")
+        self.keys[key] = (value, said or origin or f"the default of {self.engine}")
         for name in present:
             self.say(name, TRANSLATED, f"{key} = {_short(value)}")
         if not present:
-            self._defaults.append(
-                Row("", names[0] if names else "", TRANSLATED, f"{key} = {_short(value)}, the default")
-            )
+            self.add_default(origin or (names[0] if names else key), f"{key} = {_short(value)}", TRANSLATED)
 
     def say(self, name: str, verdict: str, meaning: str) -> None:
         """Say what becomes of an argument. What was said before stays in front."""
@@ -267,9 +272,9 @@ class Translation:
     def add_row(self, place: str, argument: str, verdict: str, meaning: str) -> None:
         self._rows.append((Given("", argument, (), place), verdict, meaning))
 
-    def add_default(self, argument: str, meaning: str) -> None:
+    def add_default(self, argument: str, meaning: str, verdict: str = NOT_HONOURED) -> None:
         """Add what holds although the script does not say it."""
-        self._defaults.append(Row("", argument, NOT_HONOURED, meaning))
+        self._defaults.append(Row("", argument, verdict, meaning))
 
     def refuse(self, what: str, *names: str) -> None:
         """Complain of arguments, by their lines."""
@@ -287,7 +292,7 @@ class Translation:
                 self._rows[number] = (given, verdict, meaning)
 
     def take_same(self) -> None:
-        """Take over the arguments whose recipe key has the same value, and the engine's defaults of such keys."""
+        """Take over the arguments with a key of the same value, and the engine's defaults of such keys."""
         for name, (kind, key) in self.arguments.same.items():
             if name in self.given:
                 value = self.value(name) if kind != "bool" else self.is_on(name)
@@ -314,7 +319,7 @@ class Translation:
             return why
         if self.arguments.kind(given.name) is not None:
             return "without effect beside the other arguments"
-        names = {name: [] for name in self.arguments.names()}
+        names: dict[str, list[str]] = {name: [] for name in self.arguments.names()}
         return f"Kielo does not know this argument of {self.engine}{did_you_mean(given.name, names)}"
 
     def finish(self) -> None:
@@ -410,7 +415,7 @@ def text_of_file(script: Script, path: Path, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class TranslatedScript:
-    """A recipe of a script: dotted key → value and origin, lines below tables, what became of each argument."""
+    """A script as a recipe. keys: dotted key → value, origin. comments: table → lines."""
 
     keys: dict[str, tuple[Any, str]]
     comments: dict[str, list[str]]

@@ -49,8 +49,8 @@ def put_blend(to: Translation, name: str, words: Sequence[str]) -> None:
         return
     names = source_names(list(used))
     sources: list[dict[str, Any]] = [{"name": names[prefix], "tokens": prefix} for prefix in used]
-    to.put("corpus.sources", sources, name)
-    to.say(name, TRANSLATED, f"{len(sources)} sources of tokens")
+    to.keys["corpus.sources"] = (sources, name)
+    to.say(name, TRANSLATED, f"sources of tokens: {len(sources)}")
     if weights:
         to.keys["dataset.mixture"] = ({names[prefix]: weight for prefix, weight in used.items()}, name)
     if empty:
@@ -59,21 +59,25 @@ def put_blend(to: Translation, name: str, words: Sequence[str]) -> None:
 
 def source_names(prefixes: Sequence[str]) -> dict[str, str]:
     """Return a short name for each prefix: the file's, with folders before it if files share a name."""
-    found: dict[str, str] = {}
-    for prefix in prefixes:
-        parts = [part for part in prefix.split("/") if part]
-        number = 1
-        while True:
-            stem = re.sub(r"(\.jsonl?)?(_text)?(_(document|sentence))?$", "", "_".join(parts[-number:]))
-            name = re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-")[-90:].strip("_-") or "text"
-            if name != "heldout" and name not in found.values():
-                break
-            number += 1
-            if number > len(parts):
-                name = next(f"{name}_{n}" for n in range(2, 10**6) if f"{name}_{n}" not in found.values())
-                break
-        found[prefix] = name
+    found = {prefix: _name(prefix, 1) for prefix in prefixes}
+    deepest = max((prefix.count("/") for prefix in prefixes), default=0) + 1
+    for level in range(2, deepest + 1):
+        names = list(found.values())
+        found = {key: _name(key, level) if names.count(name) > 1 else name for key, name in found.items()}
+    taken: set[str] = set()
+    for prefix, name in found.items():
+        free = (f"{name}_{number}" for number in range(2, len(found) + 3))
+        found[prefix] = (
+            name if name not in taken and name != "heldout" else next(n for n in free if n not in taken)
+        )
+        taken.add(found[prefix])
     return found
+
+
+def _name(prefix: str, level: int) -> str:
+    parts = [part for part in prefix.split("/") if part]
+    stem = re.sub(r"(\.jsonl?)?(_text)?(_(document|sentence))?$", "", "_".join(parts[-level:]))
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-")[-90:].strip("_-") or "text"
 
 
 def _number(word: str) -> float | int | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kielo.recipe.from_script.script_arguments import TRANSLATED, Translation
 
+_FILES = (".model", ".json", ".txt")
 _ASSUMED = 65_536
 _GPT2 = 50_257
 
@@ -15,14 +16,14 @@ def put_tokenizer(to: Translation, given: str, size: int | None, *names: str) ->
     if not given:
         for name in names:
             to.drop(name, "it names no tokenizer; tokenizer.path does")
-        to.comments.setdefault("tokenizer", []).append('path = "FOLDER"  # of the text\'s tokenizer.json')
+        to.put("tokenizer.path", "hf:tokenizer", origin="fill in: the script names no tokenizer")
     else:
         place = Path(given)
-        folder = place if not place.suffix or place.is_dir() else place.parent
+        folder = place.parent if place.suffix in _FILES and not place.is_dir() else place
         is_here = (folder / "tokenizer.json").is_file()
         if is_here:
             path = str(folder)
-        elif re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not place.exists() and not place.suffix == ".model":
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not place.exists() and place.suffix not in _FILES:
             path = f"hf:{given}"
         else:
             path = f"hf:{folder}"
