@@ -77,8 +77,12 @@ def test_nothing_is_executed_and_unknown_values_keep_their_names(tmp_path, monke
 
 
 def test_what_only_a_job_decides_is_unknown(tmp_path) -> None:
-    text = "A=1; B=1; C=1\nif [ -f x ]; then A=2; B=1; else A=3; fi\n[ -d y ] && C=2\ntrain $A $B $C\n"
-    assert [shown(word) for word, _ in read(tmp_path, text).commands[-1].words] == ["train", "$A", "1", "$C"]
+    text = (
+        "A=1; B=1; C=1; D=1\nif [ -f x ]; then A=2; B=1; else A=3; fi\n[ -d y ] && C=2\n"
+        "while true; do D=${D}1; break; done\ntrain $A $B $C $D\n"
+    )
+    words = [shown(word) for word, _ in read(tmp_path, text).commands[-1].words]
+    assert words == ["train", "$A", "1", "$C", "$D"]
 
 
 def test_values_of_a_job_come_from_its_lines(tmp_path) -> None:
@@ -112,7 +116,6 @@ BROKEN = {
     "a bracket": ("train a)\n", "line 1: ')' without a beginning"),
     "a placeholder": ("A=<path> (such as x)\n", "line 1: '(' is not understood"),
     "a function that calls itself": ("f() { f; }\nf\n", "in 30 levels"),
-    "an endless loop": ("while true; do A=1; done\n", "more than 1,000 turns"),
     "a bomb": ("A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 40, "grow beyond"),
     "deep commands": ("{ " * 500 + "}; " * 500, "levels"),
     "no text": ("\0\0", "no bash script"),

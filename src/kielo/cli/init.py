@@ -130,9 +130,12 @@ def _init_from_script(options: argparse.Namespace, engine: str, script: str) -> 
         ("line", "argument", "", "becomes"),
         [(r.place, row_argument(r), r.verdict, r.meaning) for r in found.rows],
     )
+    changes = [row_argument(row).partition(" ")[0] for row in found.rows if row.changes_the_run]
+    wrote = f"wrote {path}: {counted(found.rows)}"
+    if changes:
+        wrote += f"\nnot as in the script: {', '.join(changes)} (see above)"
     where = "" if cluster else " --cluster CLUSTER --nodes N"
-    then = ["next:", f"  kielo show {path}", f"  kielo plan {path}{where}"]
-    _report(path, f"wrote {path}: {counted(found.rows)}", then)
+    _report(path, wrote, ["next:", f"  kielo show {path}", f"  kielo plan {path}{where}"])
     return 0
 
 

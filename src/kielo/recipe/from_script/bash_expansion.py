@@ -22,7 +22,7 @@ _PARAMETER = re.compile(
     r"(?P<sign>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9@*#?]+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)",
     re.ASCII | re.DOTALL,
 )
-Variables = dict[str, list[Text]]  # name → its values: one, or those of an array
+Variables = dict[str, list[Text]]  # name → its values, several of an array
 Quoted = list[tuple[str, str, bool]]  # characters with place, and whether they are quoted
 
 

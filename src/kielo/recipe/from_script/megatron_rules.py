@@ -30,7 +30,7 @@ _LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_
 def read_megatron(path: Path, variables: dict[str, str], model_type: str | None = None) -> TranslatedScript:
     """Translate the training command of a script. Raise KieloError for what contradicts itself.
 
-    variables: values that win over the script's. model_type: a family instead of the one the arguments say.
+    variables: values that win over the script's. model_type: a family in place of the arguments' own.
     """
     script, arguments = read_script(path, variables), table("megatron")
     command = training_command(script, arguments, path)
@@ -656,10 +656,13 @@ def _fp8(to: Translation) -> None:
         to.put("train.fp8.scaling", "tensorwise", "--fp8-recipe")
     elif to.has("--fp8-recipe"):
         to.drop(
-            "--fp8-recipe", f"changes the run: there is no {recipe} scaling; scales are of each tensor, anew"
+            "--fp8-recipe",
+            f"changes the run: there is no {recipe} scaling; scales are of each tensor, of this step alone",
         )
     else:
-        to.add_default("--fp8-recipe delayed", "changes the run: scales are of each tensor, anew")
+        to.add_default(
+            "--fp8-recipe delayed", "changes the run: scales are of each tensor, of this step alone"
+        )
     if to.is_on("--first-last-layers-bf16"):
         layers = to.value("--num-layers")
         first, last = to.value("--num-layers-at-start-in-bf16", 1), to.value("--num-layers-at-end-in-bf16", 1)
@@ -747,9 +750,9 @@ def _run(to: Translation) -> None:
             f'weights = "megatron:{weights}"  # begins from these weights'
         )
         for name in names:
-            to.drop(name, "the recipe begins anew; the line `weights` in [model] begins from these weights")
+            to.drop(name, "a new run begins; the line `weights` in [model] begins from these weights")
     else:
-        to.drop("--finetune", "the recipe begins anew, at step 0")
+        to.drop("--finetune", "the recipe begins at step 0")
     to.say("--tensorboard-dir", TRANSLATED, "train.tensorboard is on by default") if to.has(
         "--tensorboard-dir"
     ) else None

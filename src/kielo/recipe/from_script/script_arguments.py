@@ -85,6 +85,11 @@ class Row:
     verdict: str
     meaning: str
 
+    @property
+    def changes_the_run(self) -> bool:
+        """Return True if the recipe trains something else than the script for want of this argument."""
+        return self.verdict == NOT_HONOURED and self.meaning.startswith("changes the ")
+
 
 def training_command(script: Script, arguments: Table, path: Path) -> Command:
     """Return the command with arguments of the table. Raise KieloError for none, or several."""
@@ -115,7 +120,7 @@ def training_command(script: Script, arguments: Table, path: Path) -> Command:
 
 
 def split_command(command: Command) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the words of the launcher, and those of the program. A word has its place."""
+    """Return the words of the launcher, and the program's arguments. A word has its place."""
     words = list(command.words)
     for at, (word, _) in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
