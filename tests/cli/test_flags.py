@@ -25,11 +25,13 @@ LAUNCH = R | {
 TYPED: list[tuple[str, dict]] = [
     ("init", {
         "file": None, "language": None, "text": None, "params": None, "cluster": None, "budget": None,
-        "model_type": None, "base": None,
+        "model_type": None, "base": None, "from_megatron": None, "from_trainer": None, "variables": None,
     }),
-    ("init f --language a --text b --params c --cluster d --budget e --model-type g --from h", {
+    ("init f --language a --text b --params c --cluster d --budget e --model-type g --from h "
+      "--from-megatron i --from-trainer j --variable k=1 --variable l=2", {
         "file": "f", "language": "a", "text": "b", "params": "c", "cluster": "d", "budget": "e",
-        "model_type": "g", "base": "h",
+        "model_type": "g", "base": "h", "from_megatron": "i", "from_trainer": "j",
+        "variables": ["k=1", "l=2"],
     }),
     ("docs", {"open": False, "json": False}),
     ("docs --open --json", {"open": True, "json": True}),

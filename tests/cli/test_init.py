@@ -10,6 +10,7 @@ import pytest
 
 from kielo.cli.main import main
 from kielo.recipe.read import read_recipe
+from tests.docs.toy_text import SCRIPTS
 from tests.house.checks import ROOT
 
 
@@ -371,3 +372,31 @@ def test_a_finished_run_is_continued(finished, tmp_path, capsys) -> None:
 def test_what_cannot_be_varied_writes_nothing(flags, said, capsys) -> None:
     assert main(["init", *flags, "x.toml"]) == 1
     assert said in capsys.readouterr().err and list(Path().iterdir()) == []
+
+
+# --- From a script of another engine
+
+
+def test_a_script_becomes_a_recipe_that_is_shown_and_planned(capsys) -> None:
+    shutil.copy(SCRIPTS / "viking_7b.sh", "pretrain.sh")
+    said = init(capsys, "--from-megatron", "pretrain.sh")
+    assert "line\targument\t\tbecomes\n10\t--nproc_per_node 8\ttranslated\t" in said
+    assert "wrote pretrain.toml: 16 understood, " in said and said.endswith("  kielo plan pretrain.toml\n")
+    assert main(["show", "pretrain.toml"]) == main(["plan", "pretrain.toml", "--nodes", "32"]) == 0
+    assert written("pretrain.toml")["cluster"] == "lumi_g" and written("pretrain.toml")["nodes"] == [32]
+
+
+SCRIPT = ["init", "--language", "et", "--from-megatron", "pretrain.sh"]
+WRONG_SCRIPTS = {
+    "two origins": ([*SCRIPT, "--from", "own_text"], "--from and --from-megatron: a recipe has one origin"),
+    "a size": ([*SCRIPT, "--params", "3B"], "--params: the script says it"),
+    "a variable alone": (["init", "--variable", "A=1"], "--variable belongs to --from-megatron"),
+    "no value": ([*SCRIPT, "--variable", "A"], "no NAME=VALUE. Fix: --variable NNODES=4"),
+    "no file": (SCRIPT, "pretrain.sh: No such file or directory. Fix: the path of a bash script"),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), WRONG_SCRIPTS.values(), ids=WRONG_SCRIPTS)
+def test_a_wrong_script_writes_nothing(words, expected, capsys) -> None:
+    assert main(words) == 1
+    assert expected in capsys.readouterr().err and list(Path().iterdir()) == []

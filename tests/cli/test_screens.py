@@ -18,6 +18,7 @@ from kielo.artifact.launch_files import Launch
 from kielo.artifact.stage_json import write_json
 from kielo.cli.main import command_line, main
 from tests.counting_encoder import text, trained
+from tests.docs.toy_text import SCRIPTS
 
 COLUMNS = 80
 STEP_10, STEP_20 = (f"run/train/checkpoints/step_{step:08d}" for step in (10, 20))
@@ -25,6 +26,7 @@ STEP_10, STEP_20 = (f"run/train/checkpoints/step_{step:08d}" for step in (10, 20
 SCREENS = {
     "init": ["init", "--language", "Finnish", "--params", "3B", "--cluster", "lumi"],
     "init: from a run": ["init", "--from", "run", "--text", "text.txt"],
+    "init: from a script": ["init", "--from-megatron", "pretrain.sh", "--language", "fi"],
     "docs": ["docs"],
     "run: again": ["run", "run"],
     "train: finished": ["train", "run"],
@@ -147,6 +149,8 @@ def test_a_screen_has_80_columns(name, printed, finished, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(recipe.parent / "run", "run", symlinks=True)
     shutil.copy(recipe.parent / "text.txt", ".")
+    if name == "init: from a script":
+        shutil.copy(SCRIPTS / "viking_7b.sh", "pretrain.sh")
     if name in ("status", "cancel"):
         write_launch_of(Path("run"))
     if name == "verify position-heads":

@@ -1,8 +1,9 @@
-"""The toy text that stands in for a person's own: Finnish words, in as many documents as asked."""
+"""The toy text that stands in for a person's own, Finnish words in as many documents as asked, scripts."""
 
 import io
 import json
 import random
+import shutil
 from pathlib import Path
 
 import zstandard
@@ -18,6 +19,7 @@ FINNISH = [
     "Meri oli tyyni, ja kalastajat laskivat verkkonsa veteen ennen auringon nousua.",
 ]
 DOCUMENTS = 260
+SCRIPTS = Path(__file__).parents[1] / "recipe" / "scripts"
 WORDS = sorted({word.strip(",.").lower() for sentence in FINNISH for word in sentence.split()})
 
 
@@ -37,6 +39,8 @@ def write_texts(folder: Path) -> None:
     for number in range(2 * DOCUMENTS, 2 * DOCUMENTS + 50):
         rows.write(json.dumps({"text": document(number)}).encode() + b"\n")
     (folder / "more.jsonl.zst").write_bytes(zstandard.compress(rows.getvalue()))
+    for name, script in (("pretrain.sh", "viking_7b.sh"), ("train.sh", "smugri_7b.sh")):
+        shutil.copy(SCRIPTS / script, folder / name)
 
 
 def write_lines(path: Path, numbers: range) -> None:

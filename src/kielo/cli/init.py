@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import takes
-from kielo.cli.init_from import free_name, recipe_from
-from kielo.cli.terminal import print_text
+from kielo.cli.init_from import free_name, read_engine_script, recipe_from, recipe_of_script
+from kielo.cli.terminal import print_table, print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import tokens_of_device_hours, usual_training
@@ -21,6 +21,7 @@ from kielo.recipe import cards
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
+from kielo.recipe.from_script.recipe_writer import counted, row_argument
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.places import place
 from kielo.recipe.read import read_first_language
@@ -52,6 +53,8 @@ class Answers:
     $ kielo init --language fi --text my_text.txt,more.jsonl.zst
     $ kielo init --from demo_estonian --params 20M
     $ kielo init --from runs/demo_estonian --text more.txt
+    $ kielo init --from-megatron pretrain.sh --language fi --cluster lumi_g
+    $ kielo init --from-trainer train.sh --language et --variable NODES=2
     [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
     --language LANGUAGE      a language or its code (see `kielo languages`)
     --text PATHS             files or folders of text, separated by commas; may come later
@@ -62,10 +65,27 @@ class Answers:
     --model-type MODEL_TYPE  family of the model; default: llama
     --from BASE as base      a recipe to vary, or the folder of a finished run whose weights to continue; the
                              other flags change its values
+    --from-megatron SCRIPT   a bash script whose arguments of Megatron-LM or Megatron-DeepSpeed become the
+                             recipe; it is read, not executed
+    --from-trainer SCRIPT    the same of Hugging Face's TrainingArguments under accelerate or torchrun
+    --variable ASSIGNMENT... as variables  NAME=VALUE of a variable that the script takes from outside, or
+                             1=VALUE of $1; may be repeated
 """)
 def init(options: argparse.Namespace) -> int:
-    if options.base is not None:
+    sources = {
+        "--from": options.base,
+        "--from-megatron": options.from_megatron,
+        "--from-trainer": options.from_trainer,
+    }
+    given = [flag for flag, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise KieloError(f"{' and '.join(given)}: a recipe has one origin. Fix: leave one of them out")
+    if options.variables and given not in (["--from-megatron"], ["--from-trainer"]):
+        raise KieloError("--variable belongs to --from-megatron or --from-trainer. Fix: leave it out")
+    if given == ["--from"]:
         return _init_from(options)
+    if given:
+        return _init_from_script(options, given[0].removeprefix("--from-"), sources[given[0]])
     answers = _asked(options)
     path = _free(options.file or f"{answers.name}.toml")
     write_text_atomically(path, recipe_text(answers))
@@ -85,6 +105,37 @@ def _init_from(options: argparse.Namespace) -> int:
         path.unlink()
         raise
     _report(path, f"wrote {path}, {purpose}", ["next:", f"  kielo show {path}", f"  kielo run {path}"])
+    return 0
+
+
+def _init_from_script(options: argparse.Namespace, engine: str, script: str) -> int:
+    for flag in ("text", "params", "budget"):
+        if getattr(options, flag) is not None:
+            raise KieloError(f"--{flag}: the script says it. Fix: leave the flag out, and change the recipe")
+    if options.model_type is not None:
+        _shape(10**9, options.model_type)
+    found = read_engine_script(engine, script, options.variables or [], options.model_type)
+    language = _answer(options.language, "Which language?", None, "--language", _language)
+    cluster = _cluster(options.cluster)[0] if options.cluster is not None else None
+    name = _name_of(options.file or script) or "my_model"
+    path = _free(options.file or f"{name}.toml")
+    text, cluster = recipe_of_script(engine, script, found, {"name": name, "language": language}, cluster)
+    write_text_atomically(path, f"#:schema {SCHEMA_FILE}\n{text}")
+    try:
+        read_first_language(path)
+    except KieloError:
+        path.unlink()
+        raise
+    print_table(
+        ("line", "argument", "", "becomes"),
+        [(r.place, row_argument(r), r.verdict, r.meaning) for r in found.rows],
+    )
+    changes = [row_argument(row).partition(" ")[0] for row in found.rows if row.changes_the_run]
+    wrote = f"wrote {path}: {counted(found.rows)}"
+    if changes:
+        wrote += f"\nnot as in the script: {', '.join(changes)} (see above)"
+    where = "" if cluster else " --cluster CLUSTER --nodes N"
+    _report(path, wrote, ["next:", f"  kielo show {path}", f"  kielo plan {path}{where}"])
     return 0
 
 

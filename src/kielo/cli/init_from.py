@@ -1,12 +1,18 @@
-"""The recipe of `kielo init --from`: a variation of another recipe, or the continuation of a finished run."""
+"""Recipes of `kielo init` from another recipe, a finished run, or the script of another engine."""
 
 import os
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import read_manifest
+from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
+from kielo.recipe.from_script.megatron_rules import read_megatron
+from kielo.recipe.from_script.recipe_writer import cluster_of, script_recipe
+from kielo.recipe.from_script.script_arguments import TranslatedScript
+from kielo.recipe.from_script.trainer_rules import read_trainer
 from kielo.recipe.read import (
     find_recipe,
     is_shipped,
@@ -91,3 +97,34 @@ def _joined(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         key: content.get(key, {}) | value if isinstance(value, dict) else value
         for key, value in changes.items()
     }
+
+
+def read_engine_script(
+    engine: str, script: str, variables: list[str], model_type: str | None
+) -> TranslatedScript:
+    """Translate a launch script of "megatron" or "trainer". variables: NAME=VALUE."""
+    given = {}
+    for one in variables:
+        name, sign, value = one.partition("=")
+        if not sign or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]+", name, re.ASCII):
+            raise KieloError(f"--variable {one}: no NAME=VALUE. Fix: --variable NNODES=4")
+        given[name] = value
+    reads = {"megatron": read_megatron, "trainer": read_trainer}
+    return reads[engine](Path(script), given, model_type)
+
+
+def recipe_of_script(
+    engine: str, script: str, found: TranslatedScript, top: dict[str, Any], cluster: str | None
+) -> tuple[str, str]:
+    """Return the text of the recipe of a translated script, and the cluster's name, "" if it is not known.
+
+    top: name and language. cluster: a card by name or path; None for the cluster of the script's queue.
+    """
+    cluster = cluster or cluster_of(found.partition)
+    top = {**top, "description": f"From {Path(script).name}"}
+    if cluster is not None:
+        top["cluster"] = cluster
+        site = cards.cluster(cluster)
+        if found.machine.devices:
+            top["nodes"] = [-(-found.machine.devices // site.devices_per_node)]
+    return script_recipe(f"--from-{engine} {Path(script).name}", top, found), cluster or ""
