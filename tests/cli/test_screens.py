@@ -84,6 +84,7 @@ SCREENS = {
     "schema": ["schema"],
     "clusters": ["clusters"],
     "languages": ["languages"],
+    "languages: a card": ["languages", "se"],
 }
 SLOW = {"verify layouts"}
 # A conversation, and the script of a shell, which tests of their own hold.
