@@ -255,7 +255,7 @@ def test_no_card_borrows_in_silence(tmp_path):
     )
     (said,) = doubtful_thresholds(Corpus(sources="a.txt"), own)
     assert said.startswith(
-        "Mine: no threshold of py3langid was measured, and 0.5 is used. To measure it: kielo l"
+        "Mine: no threshold of py3langid was measured. 0.5 is used. To measure it: kielo l"
     )
     given = Corpus(sources="a.txt", line_language_threshold=0.3, document_language_threshold=0.3)
     assert list(doubtful_thresholds(given, own)) == []

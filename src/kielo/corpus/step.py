@@ -104,13 +104,13 @@ def doubtful_thresholds(corpus: Corpus, default: str) -> Iterator[str]:
     for name in dict.fromkeys(name for source in sources for name in source_languages(source, default)):
         card, measured = language(name), language(name).measured_of(identifier)
         threshold = f"{card.thresholds(identifier)[0]:g}"
-        measure = f"To measure it: kielo languages {name} --measure FILE_OF_LINES --identifier {identifier}"
+        fix = f"To measure it: kielo languages {name} --measure LINES.txt --identifier {identifier}"
         if measured is None:
-            yield f"{card.name}: no threshold of {identifier} was measured, and {threshold} is used. {measure}"
+            yield f"{card.name}: no threshold of {identifier} was measured. {threshold} is used. {fix}"
         elif measured.own < LEAST_KEPT:
             yield (
-                f"{card.name}: the threshold {threshold} of {identifier} keeps only {measured.own:.1%} of the "
-                f"{measured.text}. {measure}"
+                f"{card.name}: the threshold {threshold} of {identifier} keeps only {measured.own:.1%} of "
+                f"the {measured.text}. {fix}"
             )
 
 
