@@ -10,6 +10,7 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.text_files import decode_text, read_lines
 from kielo.cli.flags import takes
 from kielo.cli.terminal import flat, print_json, print_table, print_text
+from kielo.corpus.identifier_measurement import learn_from, measure
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import IDENTIFIERS, LEARNED_SUFFIX
@@ -131,8 +132,6 @@ def _lines_of(path: Path) -> Iterable[str]:
 
 def _measure(options: argparse.Namespace) -> None:
     """Print which share of the lines passes each threshold, and the tables for a card."""
-    from kielo.corpus.identifier_measurement import measure
-
     path, (card, *others) = Path(options.measure), _asked(options.language)
     if others:
         raise KieloError(f"--measure: {options.language} is {1 + len(others)} languages. Fix: one code")
@@ -174,8 +173,6 @@ def _labelled(path: Path, number: int, line: str) -> tuple[str, str]:
 
 def _learn(options: argparse.Namespace) -> None:
     """Learn from nine of ten lines, print what the tenth show, and write the identifier."""
-    from kielo.corpus.identifier_measurement import learn_from
-
     target = Path(options.learn)
     if target.suffix != LEARNED_SUFFIX:
         raise KieloError(

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from kielo.corpus.learned_identifier import LearnedIdentifier
 from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import FASTTEXT_SUFFIXES, LEARNED_SUFFIX
@@ -128,11 +129,8 @@ def load_identifier(name: str) -> Identifier:
     """Return the identifier of a name of IDENTIFIERS or of a file. Raises KieloError."""
     if name in IDENTIFIERS:
         return IDENTIFIERS[name]()
-    if name.endswith(FASTTEXT_SUFFIXES):
-        return FastText(Path(name))
-    from kielo.corpus.learned_identifier import LearnedIdentifier  # late: brings numpy
-
-    return LearnedIdentifier.read(Path(name))
+    is_fasttext, path = name.endswith(FASTTEXT_SUFFIXES), Path(name)
+    return FastText(path) if is_fasttext else LearnedIdentifier.read(path)
 
 
 @dataclass

@@ -10,32 +10,37 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import regex
 
 from kielo.artifact.durable import DurableFile
 from kielo.recipe.errors import KieloError
 
+if TYPE_CHECKING:  # numpy is loaded by those who use it: each worker of the corpus imports this file
+    import numpy as np
+    import numpy.typing as npt
+
 FORMAT = "kielo language identifier 1"
 _ORDERS, _BUCKETS, _LINES_AT_ONCE = 4, 1 << 16, 10_000
 # Counted before every n-gram, so that an unseen n-gram is unlikely and not impossible.
 _PRIOR = 0.05
-_MULTIPLIER = np.uint32(0x9E3779B1)
+_MULTIPLIER = 0x9E3779B1
 _NO_LETTERS = regex.compile(r"[^\p{L}\p{M}]+")
 
 
 class LearnedIdentifier:
     """codes: the languages. log_likelihoods: [languages, n-grams], float32."""
 
-    def __init__(self, codes: Sequence[str], log_likelihoods: npt.NDArray[np.float32]) -> None:
+    def __init__(self, codes: Sequence[str], log_likelihoods: "npt.NDArray[np.float32]") -> None:
         self._codes, self._log_likelihoods = tuple(codes), log_likelihoods
 
     def codes(self) -> frozenset[str]:
         return frozenset(self._codes)
 
     def probabilities(self, text: str) -> dict[str, float]:
+        import numpy as np
+
         if (hashed := _ngrams(text)).size == 0:
             return {}
         scores = self._log_likelihoods[:, hashed].sum(axis=1, dtype=np.float64) / _ORDERS
@@ -50,6 +55,8 @@ class LearnedIdentifier:
     @classmethod
     def read(cls, path: Path) -> "LearnedIdentifier":
         """Read what `write` wrote. Raises KieloError for another file."""
+        import numpy as np
+
         try:
             head, _, table = path.read_bytes().partition(b"\n")
         except OSError as error:
@@ -70,6 +77,8 @@ class LearnedIdentifier:
 
 def learn(samples: Mapping[str, Iterable[str]]) -> LearnedIdentifier:
     """Learn from code → lines. Every language weighs the same, whatever the size of its sample."""
+    import numpy as np
+
     counts = np.full((len(samples), _BUCKETS), _PRIOR)
     for row, lines in enumerate(samples.values()):
         for some in _joined(lines):
@@ -85,14 +94,16 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(some)
 
 
-def _ngrams(text: str) -> npt.NDArray[np.uint32]:
+def _ngrams(text: str) -> "npt.NDArray[np.uint32]":
     """Return the hashes of the n-grams of all orders, with a space for each run that has no letter."""
+    import numpy as np
+
     words = _NO_LETTERS.sub(" ", text.lower()).strip()
     if not words:
         return np.empty(0, np.uint32)
     letters = np.frombuffer(f" {words} ".encode("utf-32-le"), np.uint32)
     found, hashed = [], np.zeros(len(letters), np.uint32)
     for order in range(_ORDERS):
-        hashed = (hashed[: len(letters) - order] ^ letters[order:]) * _MULTIPLIER
+        hashed = (hashed[: len(letters) - order] ^ letters[order:]) * np.uint32(_MULTIPLIER)
         found.append((hashed >> np.uint32(16)) & np.uint32(_BUCKETS - 1))
     return np.concatenate(found)
