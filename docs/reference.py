@@ -14,6 +14,7 @@ from kielo.recipe.schema import json_schema
 from kielo.recipe.sections import BatchRamp, Layout, LayoutOnNodes, Phase, Recipe, Section, TrainSchedule
 from kielo.resolve.resolved import Identity, Placement
 
+MOST_CHOICES = 100  # that are listed
 PAGE = Path(__file__).resolve().parent / "recipe.md"
 HEAD = """# Recipe keys
 
@@ -143,6 +144,8 @@ def _type(schema: dict[str, Any], whole: dict[str, Any]) -> str:
 def _one_type(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
+    if len(schema.get("enum", ())) > MOST_CHOICES:
+        return f"one of {len(schema['enum'])} names"
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     if schema.get("type") == "array":

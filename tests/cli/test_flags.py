@@ -207,8 +207,14 @@ TYPED: list[tuple[str, dict]] = [
     ("schema --of recipe", {"of": "recipe"}),
     ("clusters", {"json": False}),
     ("clusters --json", {"json": True}),
-    ("languages", {"json": False}),
-    ("languages --json", {"json": True}),
+    ("languages", {
+        "language": None, "measure": None, "identifier": "py3langid", "learn": None, "samples": None,
+        "copy": False, "json": False,
+    }),
+    ("languages a --measure b --identifier c --learn d --sample e=f --sample g=h --copy --json", {
+        "language": "a", "measure": "b", "identifier": "c", "learn": "d", "samples": ["e=f", "g=h"],
+        "copy": True, "json": True,
+    }),
 ]  # fmt: skip
 
 

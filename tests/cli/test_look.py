@@ -116,6 +116,41 @@ def test_recipes_are_listed_and_copied_once(capsys, tmp_path, monkeypatch) -> No
     assert "--copy none: no shipped recipe. Fix: one of bluumi_176b" in capsys.readouterr().err
 
 
+def test_a_language_is_copied_measured_and_taught(capsys, tmp_path, monkeypatch) -> None:
+    """Each way is refused by name if a flag or a line does not fit, and no file is replaced."""
+    monkeypatch.chdir(tmp_path)
+    wrote = 'wrote vro.toml. To use it: language = "vro.toml" in a recipe\n'
+    assert said(capsys, "languages", "vro", "--copy") == wrote
+    (shown,) = content(capsys, "languages", "vro.toml")
+    (shipped,) = content(capsys, "languages", "vro")
+    assert shown == shipped
+    text = "See on eesti keele lause number {}, mida keegi ei ole enne kirjutanud"
+    Path("et.txt").write_text("\n".join(text.format(at) for at in range(60)))
+    rows = said(capsys, "languages", "et", "--measure", "et.txt").splitlines()
+    assert rows[0] == "threshold\tEstonian kept\tothers kept" and "0.5\t100.0%\t-" in rows
+    assert '"py3langid" = { text = "60 lines of et.txt", own = 1.000, others = 0.0000 }' in rows[-1]
+    other = "Tämä on suomenkielinen lause numero {}, jota kukaan ei ole kirjoittanut"
+    Path("fi.txt").write_text("\n".join(other.format(at) for at in range(60)))
+    learn = ["languages", "--learn", "own.kielo_lid", "--sample", "et=et.txt", "--sample", "fi=fi.txt"]
+    rows = said(capsys, *learn).splitlines()
+    assert rows[1:3] == ["et\t6\t100.0%\t-", "fi\t6\t100.0%\t-"]
+    assert rows[-1].endswith('corpus.language_identifier = "own.kielo_lid" in a recipe')
+    Path("bad.tsv").write_text("et no tab")
+    for words, problem in (
+        (["vro", "--copy"], "vro.toml exists already"),
+        (["norwegian", "--copy"], "nb, nn are meant. Fix: one code"),
+        (["--copy"], "--copy is about one language"),
+        (["xx", "--measure", "et.txt"], "no language 'xx'; `kielo languages` lists all"),
+        (["et", "--measure", "none.txt"], "none.txt: no such file"),
+        (["et", "--measure", "bad.tsv"], "bad.tsv, line 1: no tab"),
+        (["--learn", "own.kielo_lid"], "own.kielo_lid exists already"),
+        (["--learn", "own.bin"], "Fix: own.kielo_lid"),
+        (["--learn", "b.kielo_lid", "--sample", "et"], "--sample et: does not fit"),
+    ):
+        assert main(["languages", *words]) == 1
+        assert problem in capsys.readouterr().err
+
+
 def test_cards_and_formats_are_listed(capsys) -> None:
     """In JSON each card has all that it says."""
     rows = said(capsys, "clusters").splitlines()
@@ -124,9 +159,14 @@ def test_cards_and_formats_are_listed(capsys) -> None:
     cards = content(capsys, "clusters")
     assert [card["name"] for card in cards] == [row.split("\t")[0] for row in rows[1:]]
     rows = said(capsys, "languages").splitlines()
-    assert rows[0] == "code\tlanguage\tscript\tdocument threshold"
-    assert "fi\tFinnish\tLatin\tpy3langid ≥ 0.5, lid176 ≥ 0.65" in rows
+    assert rows[0] == "code\tlanguage\tscript\tdocument threshold\tmeasured" and len(rows) > 300
+    assert "fi\tFinnish\tLatin\tpy3langid ≥ 0.5, lid176 ≥ 0.65, heliport ≥ 0.5\tall" in rows
     assert [card["code"] for card in content(capsys, "languages")] == [row.split("\t")[0] for row in rows[1:]]
+    found = said(capsys, "languages", "norwegian").splitlines()
+    assert [row.split("\t")[0] for row in found] == ["code", "nb", "nn"]
+    (card,) = content(capsys, "languages", "se")
+    assert card["fineweb2"] == {"sme_Latn": 0.3} and card["identifier_codes"]["heliport"] == ["sme"]
+    assert "iso639_3\tsme" in said(capsys, "languages", "Northern Sami")
     rows = said(capsys, "schema").splitlines()
     assert rows[:2] == ["format\tfile\tcontent", "recipe\trecipe.toml\tThe settings of a run, written by a "
                         "person."]  # fmt: skip

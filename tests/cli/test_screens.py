@@ -87,6 +87,7 @@ SCREENS = {
     "schema": ["schema"],
     "clusters": ["clusters"],
     "languages": ["languages"],
+    "languages: a card": ["languages", "se"],
 }
 SLOW = {"verify layouts", "verify export"}
 # A conversation, and the script of a shell, which tests of their own hold.

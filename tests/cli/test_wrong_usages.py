@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a format misspelt": (["schema", "--of", "recip"], "did you mean recipe?"),
     "no such recipe to copy": (["recipes", "--copy", "demo"], "demo_estonian"),
     "a tokenizer that is not there": (["tokenizer", "measure", "gone", "--text", "a.csv"], "tokenizer.json"),
-    "a language without a card": (["init", "--language", "Klingon"], "known: af"),
+    "a language without a card": (["init", "--language", "Elbonian"], "`kielo languages` lists all"),
     "a recipe in Latin 1": (["show", "latin1.toml"], "iconv -f LATIN1 -t UTF-8 latin1.toml"),
     "a recipe in UTF-16": (["run", "utf16.toml"], "iconv -f UTF-16"),
     "a text without quotes": (["show", "bare.toml"], "text in quotes"),

@@ -291,7 +291,7 @@ FITTING = {
         ('tokenizer.path = "gone"', "tokenizer.path", "no tokenizer.json in this folder"),
     "a vocabulary of nothing":
         ("tokenizer.vocab_size = 5", "tokenizer.vocab_size", "cannot hold 256 bytes"),
-    "an unknown language": ('language = "tlh"', "language", "has no card; `kielo languages`"),
+    "an unknown language": ('language = "qqq"', "language", "has no card; `kielo languages`"),
     "a language that is a path":
         ('language = "../../etc/passwd"', "language", "has no card; `kielo languages`"),
     "an unknown cluster": ('cluster = "nowhere"', "cluster", "has no card; `kielo clusters` lists all"),
@@ -462,7 +462,7 @@ def test_a_number_beyond_any_machine(here, packed, key):
 
 def test_every_complaint_at_once(here, workplace):
     """Three mistakes in three sections are told together, so that a job waits in the queue once."""
-    sets = ("train.tokens=0", "model.hidden_size=-4", "language=tlh")
+    sets = ("train.tokens=0", "model.hidden_size=-4", "language=qqq")
     refused(here(workplace, "show", "tiny.toml", *(part for text in sets for part in ("--set", text))),
             "3 things to put right", "train.tokens", "model.hidden_size", "language")  # fmt: skip
 

@@ -31,7 +31,7 @@ NAMES_OF = {
     "part_of_speech": {"settings"},
     "phase": {"phase", "phases", "phasesteps"},
     "placed": {"placed", "phases", "placement"},
-    "language": {"card", "cards", "language"},
+    "language": {"card", "cards", "language", "self"},
     "cluster": {"card", "cards", "cluster", "site"},
     "jobs": {"jobs", "of_site", "jobs_of_site"},
     "partition": {"partition", "partitions", "one", "queue", "usual"},
@@ -79,7 +79,10 @@ def test_every_resolved_field_is_read():
 
 def test_every_field_of_a_card_is_read():
     """Every field is used by a plan or stands in a script, or tells people where a figure is from."""
-    for_people = {"language.notes", "accelerator.date", "accelerator.notes"}
+    for_people = {
+        *("language.notes", "language.characters_coverage"),
+        *("accelerator.date", "accelerator.notes"),
+    }
     found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(
         PACKAGE, cards.Cluster, "cluster"
     )

@@ -196,7 +196,7 @@ def test_languages_of_sources_are_checked_where_their_text_is_cleaned(monkeypatc
     real = checks.language
     for code, identifier_codes, works in (
         ("fi", {"py3langid": ("fi",), "lid176": ()}, "py3langid"),
-        ("sv", {"lid176": ()}, "clean = false, for clean text"),
+        ("sv", {"lid176": ()}, "an identifier of your own (kielo languages sv --learn), or clean = false"),
     ):
         card = cards.language(code).model_copy(update={"identifier_codes": identifier_codes})
         with monkeypatch.context() as patch:

@@ -91,6 +91,7 @@ OTHERS: dict[str, list[str]] = {
     "layouts": ['[{cluster = "lumi_g", nodes = 2, layout = {tensor = 2}}]'],
     "phases": ["[{tokens = 32768}, {tokens = 32768, sequence_length = 32}]"],
     "evaluate.texts": ['[{name = "t", path = "t.txt"}]'], "evaluate.prompts": ['["Tere"]'],
+    "corpus.language_identifier": ["lid176"],
     "evaluate.part_of_speech.from_layer": ["2"], "checkpoint.memory_every_steps": ["100"],
 }  # fmt: skip
 
@@ -106,7 +107,7 @@ READ_BY_EVERY_RUN = {
         "corpus.document_language_threshold", "corpus.max_foreign_character_share",
         "corpus.min_line_characters", "corpus.min_document_characters", "corpus.deduplicate_lines",
         "corpus.deduplicate_documents", "corpus.max_document_bytes", "corpus.max_bad_share",
-        "corpus.workers",
+        "corpus.words", "corpus.workers",
     ),
     "the tokenizer stage, which learns a vocabulary": (
         "tokenizer.model", "tokenizer.min_frequency", "tokenizer.max_sample_bytes",

@@ -232,7 +232,13 @@ def _answer(
 
 
 def _language(given: str) -> str:
-    return _meant(given, {code: [cards.language(code).name] for code in cards.languages()}, "language")
+    """Return the code of the language card that is meant, or the file of a card."""
+    if cards.is_own_card(given):
+        return given if cards.language(given) else ""
+    try:
+        return _meant(given, {code: [cards.language(code).name] for code in cards.languages()}, "language")
+    except KieloError:
+        raise KieloError(f"no language {given!r}{cards.without_language_card(given)}") from None
 
 
 def _cluster(given: str) -> tuple[str, cards.Cluster]:

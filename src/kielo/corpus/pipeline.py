@@ -21,6 +21,7 @@ from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
+    CutWords,
     SplitDocument,
     Tally,
     is_cleaned,
@@ -29,6 +30,7 @@ from kielo.corpus.step import (
     split_document,
     split_verbatim,
 )
+from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.corpus.worker_processes import results_in_order
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Corpus, Recipe, Source
@@ -119,8 +121,10 @@ class WriteDocuments(CorpusStep):
 
     name = "write"
     folder: Path
+    cut_words: CutWords | None = None
 
     def work(self, document: SplitDocument) -> bool:
+        document.cut_words = self.cut_words
         self.count("words", amount=sum(map(len, document.words())))
         return True
 
@@ -201,7 +205,7 @@ def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusSt
         *([filters.DocumentDuplicates()] if corpus.deduplicate_documents else []),
         *_only(own if corpus.deduplicate_lines else (), filters.LineDuplicates()),
         *_only(own, filters.DocumentLength(corpus.min_document_characters)),
-        WriteDocuments(documents),
+        WriteDocuments(documents, cutter_of_words(corpus.words)),
     ]
 
 

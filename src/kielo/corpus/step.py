@@ -1,18 +1,22 @@
 """The base of every corpus step, its settings, its documents, and the counts of dropped text."""
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 import regex
+import xxhash
 
 from kielo.artifact.json_object import JsonTable
-from kielo.recipe.cards import Language, language
+from kielo.recipe.cards import Language, language, language_code
 from kielo.recipe.errors import KieloError
 from kielo.recipe.quality_limits import limits_of
-from kielo.recipe.sections import Corpus, Source
+from kielo.recipe.sections import IDENTIFIERS, Corpus, Source
 from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
 
@@ -20,9 +24,12 @@ SHAREGPT_FIELD = "conversations"
 # Keys of the section that do not decide which documents come out.
 _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 # Keys that earlier versions did not have. At their defaults they are left out, so that finished corpora stay.
-_LATER = ("quality", "repair_encoding", "mask_personal_data")
+_LATER = ("quality", "repair_encoding", "mask_personal_data", "words")
+LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
+_MARKED_BYTES = 1 << 20  # at both ends of an identifier's file, which may have 2 GB
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
+CutWords = Callable[[list[str]], list[str]]
 _LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
 
 
@@ -42,25 +49,29 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
     """Return the rule of texts in any of the cards' languages. Raises KieloError for an unknown language."""
     identifier = corpus.language_identifier
     for card in cards:
-        if not card.identifier_codes.get(identifier):
-            known = [name for name, codes in card.identifier_codes.items() if codes]
+        if not card.codes_of(identifier):
             raise KieloError(
                 f"corpus.language_identifier: {identifier} does not know {card.name}. Fix: "
-                f"{' or '.join(known) or 'clean = false in the sources, as no identifier knows it'}"
+                f"{card.other_identifiers()}"
             )
-    line, document = corpus.line_language_threshold, corpus.document_language_threshold
-    # The lowest, because the identifier cannot be surer of two languages together than of the harder one.
-    lowest_line = min(card.line_language_threshold.get(identifier, 0.5) for card in cards)
-    lowest_document = min(card.document_language_threshold.get(identifier, 0.5) for card in cards)
+    line, document = _thresholds(corpus, cards)
     return LanguageRule(
         tuple(card.code for card in cards),
-        tuple(dict.fromkeys(code for card in cards for code in card.identifier_codes[identifier])),
+        tuple(dict.fromkeys(code for card in cards for code in card.codes_of(identifier))),
         tuple(dict.fromkeys(script for card in cards for script in card.unicode_scripts)),
         # A language without a list of letters has all letters of its scripts.
         "".join(dict.fromkeys("".join(card.letters for card in cards))),
-        lowest_line if line is None else line,
-        lowest_document if document is None else document,
+        line,
+        document,
     )
+
+
+def _thresholds(corpus: Corpus, cards: Sequence[Language]) -> tuple[float, float]:
+    """Return the probabilities that lines and documents must have, by the recipe or the cards."""
+    line, document = corpus.line_language_threshold, corpus.document_language_threshold
+    # The lowest, because the identifier cannot be surer of two languages together than of the harder one.
+    lines, documents = zip(*(card.thresholds(corpus.language_identifier) for card in cards), strict=True)
+    return min(lines) if line is None else line, min(documents) if document is None else document
 
 
 def text_fields(source: Source) -> tuple[str, ...]:
@@ -85,9 +96,45 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
     }
 
 
-def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
-    """Return all settings that decide the outcome, for the manifest. `card` describes the language."""
-    rule, rules = language_rule(corpus, [card]), language_rules(corpus, card.code)
+def doubtful_thresholds(corpus: Corpus, default: str) -> Iterator[str]:
+    """Yield a sentence for each language whose threshold nobody measured, or keeps too little of its text."""
+    if corpus.line_language_threshold is not None and corpus.document_language_threshold is not None:
+        return
+    identifier = corpus.language_identifier
+    sources = [source for source in corpus.sources if source.clean and source.kind in ("text", "parallel")]
+    for name in dict.fromkeys(name for source in sources for name in source_languages(source, default)):
+        card, measured = language(name), language(name).measured_of(identifier)
+        threshold = f"{card.thresholds(identifier)[0]:g}"
+        fix = f"To measure it: kielo languages {name} --measure LINES.txt --identifier {identifier}"
+        if measured is None:
+            yield f"{card.name}: no threshold of {identifier} was measured. {threshold} is used. {fix}"
+        elif measured.own < LEAST_KEPT:
+            yield (
+                f"{card.name}: the threshold {threshold} of {identifier} keeps only {measured.own:.1%} of "
+                f"the {measured.text}. {fix}"
+            )
+
+
+def _file_of_identifier(identifier: str) -> JsonTable:
+    """Return the name of an identifier's file, and a mark by which it is known again."""
+    settings: JsonTable = {"language_identifier": Path(identifier).name}
+    with suppress(OSError), open(identifier, "rb") as file:  # a machine that only trains may lack it
+        size = os.fstat(file.fileno()).st_size
+        parts = file.read(_MARKED_BYTES)
+        file.seek(max(size - _MARKED_BYTES, 0))
+        settings["identifier_file"] = f"{size} bytes, xxh3 {xxhash.xxh3_64_hexdigest(parts + file.read())}"
+    return settings
+
+
+def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTable:
+    """Return all settings that decide the outcome, for the manifest.
+
+    `card` describes the language. name: its code or the file of the card, as the recipe has it.
+    """
+    name, identifier = name or card.code, corpus.language_identifier
+    rules, (line, document) = language_rules(corpus, name), _thresholds(corpus, [card])
+    if any(is_cleaned(source) and name in source_languages(source, name) for source in corpus.sources):
+        language_rule(corpus, [card])
     later = {key for key in _LATER if getattr(corpus, key) == Corpus.model_fields[key].default}
     return corpus.model_dump(exclude=_WITHOUT_OUTCOME | later) | {
         "sources": [source.name for source in corpus.sources],
@@ -103,20 +150,25 @@ def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
         "documents": [source.documents for source in corpus.sources],
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
-        "source_languages": [source_languages(source, card.code) for source in corpus.sources],
+        "source_languages": [_codes(source, name) for source in corpus.sources],
         "language_rules": {name: asdict(rules[name]) for name in rules},
         **({"quality_limits": _quality_limits(rules)} if corpus.quality == "fineweb2" else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
-        "identifier_codes": list(card.identifier_codes[corpus.language_identifier]),
-        "line_language_threshold": rule.line_threshold,
-        "document_language_threshold": rule.document_threshold,
+        "identifier_codes": list(card.codes_of(identifier)),
+        "line_language_threshold": line,
+        "document_language_threshold": document,
+        **(_file_of_identifier(identifier) if identifier not in IDENTIFIERS else {}),
     }
 
 
 def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:
     return {name: limits_of(rule.languages).model_dump(mode="json") for name, rule in rules.items()}
+
+
+def _codes(source: Source, default: str) -> tuple[str, ...]:
+    return tuple(map(language_code, source_languages(source, default)))
 
 
 @dataclass(slots=True)
@@ -130,6 +182,7 @@ class SplitDocument:
     lines: list[str] = field(default_factory=list)
     line_bytes: list[int] = field(default_factory=list)  # UTF-8 bytes of each line with its end
     sides: tuple[str, str] | None = None  # the two texts of a pair that is not laid out yet
+    cut_words: CutWords | None = None
     _words: list[list[str]] | None = None
 
     @property
@@ -159,7 +212,8 @@ class SplitDocument:
 
     def words(self) -> list[list[str]]:
         if self._words is None:
-            self._words = [WORD.findall(line) for line in self.lines]
+            found: list[list[str]] = [WORD.findall(line) for line in self.lines]
+            self._words = [self.cut_words(words) for words in found] if self.cut_words else found
         return self._words
 
     def join(self) -> str:

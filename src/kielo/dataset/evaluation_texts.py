@@ -19,6 +19,7 @@ from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
 from kielo.corpus.raw_texts import parse
 from kielo.dataset.document_packer import BEGINS_WITH, DocumentEncoder, empty_counts
+from kielo.recipe.cards import language_code
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import EvaluationText, Recipe, Source
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
@@ -49,7 +50,7 @@ def pack_evaluation_texts(
         encoder, made = DocumentEncoder(recipe, tokenizer, end), {}
         for text in texts:
             counts = _pack(sources[text.name], recipe, encoder, stage.folder, begin, size)
-            languages = [text.language or recipe.language]
+            languages = [language_code(text.language or recipe.language)]
             made[text.name] = TokenCounts.model_validate({**counts, "languages": languages})
         stage.counts.update(EvaluationTextCounts(texts=made).content())
 

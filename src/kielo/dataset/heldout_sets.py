@@ -13,7 +13,7 @@ import numpy as np
 from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
 from kielo.artifact.stage_json import read_counts
 from kielo.dataset.batches import Batch, open_shard, packed_counts, shard_batch
-from kielo.recipe.cards import language
+from kielo.recipe.cards import language, language_code
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 from kielo.recipe.several_languages import languages_of
@@ -48,14 +48,14 @@ class HeldoutLanguages:
 
     def languages_of_set(self, name: str) -> tuple[str, ...]:
         source, _, code = name.partition(SEPARATOR)
-        return (code,) if code else self._languages.get(source, ())
+        return (code,) if code else tuple(map(language_code, self._languages.get(source, ())))
 
     def _codes_of(self, source: Source) -> dict[str, tuple[str, ...]]:
         """Return language → the identifier's codes, if it can tell a source's languages apart."""
         languages = self._languages[source.name]
         if source.kind != "text" or len(languages) < 2:
             return {}
-        codes = {code: language(code).identifier_codes.get(self._identifier, ()) for code in languages}
+        codes = {language_code(name): language(name).codes_of(self._identifier) for name in languages}
         return codes if all(codes.values()) else {}
 
 

@@ -141,7 +141,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
     if corpus is None or not corpus.section:
         return
     raw_text = recipe.corpus.of_raw_text
-    now = effective_settings(raw_text, language(recipe.language))
+    now = effective_settings(raw_text, language(recipe.language), recipe.language)
     if corpus.section.get("language") != now["language"]:
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
         return  # other changes follow from the language's card

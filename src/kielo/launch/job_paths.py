@@ -19,7 +19,7 @@ from kielo.recipe.cards import is_own_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import without_form
 from kielo.recipe.read import run_folder
-from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.sections import IDENTIFIERS, Recipe, Source
 
 READS, WRITES = "reads", "writes"
 _OF_BINDS = (",", ":")  # signs in the value of --bind, which older versions cannot quote
@@ -106,8 +106,11 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
         named += [(folder, f"corpus.sources, {source.name}") for folder in _token_folders(source)]
     if packs:
         named += [(Path(text.path), f"evaluate.texts, {text.name}") for text in recipe.evaluate.texts]
-    if is_own_card(recipe.cluster):
-        named.append((Path(recipe.cluster), "cluster"))
+    for key, name in (("cluster", recipe.cluster), ("language", recipe.language)):
+        if is_own_card(name):
+            named.append((Path(name), key))
+    if recipe.corpus.language_identifier not in IDENTIFIERS:
+        named.append((Path(recipe.corpus.language_identifier), "corpus.language_identifier"))
     for path, key in named:
         yield _read(path, key)
         for folder in _outside_links(path.expanduser()):

@@ -1,8 +1,11 @@
 """Cards: facts of languages, their tasks, clusters and accelerators. A name → a frozen, typed card.
 
-A card is a TOML file in kielo/cards, which has the source and date of each figure.
+A card is a TOML file in kielo/cards, which has the source and date of each figure. Most languages have a row
+of cards/languages.json.
 """
 
+import difflib
+import json
 import os
 import re
 import tomllib
@@ -14,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kielo.recipe.complaints import did_you_mean, from_validation, refuse
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Section
+from kielo.recipe.sections import FASTTEXT_SUFFIXES, IDENTIFIERS, Section
 from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
@@ -24,6 +27,21 @@ NEW_CARD = _CARDS / "new_cluster.toml"  # a template; @NAME@ stands for its name
 
 
 _WITHOUT_SPACES = frozenset(("Han", "Khmer", "Lao", "Myanmar", "Thai", "Tibetan"))
+USUAL_THRESHOLD = 0.5  # of a card without one
+_LANGUAGES = _CARDS / "languages.json"  # made by benchmarks/data/language_cards.py
+
+
+class Measured(Section):
+    """Which share of texts passes an identifier's threshold of lines."""
+
+    text: str
+    """Text on which it was measured."""
+    own: float = Field(ge=0, le=1)
+    """Share of texts in the language."""
+    others: float = Field(ge=0, le=1)
+    """Share of texts in other languages."""
+    taken: dict[str, float] = {}
+    """Code of a similar language → share of its texts, if that is more than 5 %."""
 
 
 class Language(Section):
@@ -37,9 +55,23 @@ class Language(Section):
     """Scripts of the language's letters. Default: `script` alone."""
     letters: str = ""
     """Lower-case letters. Default: every letter of the scripts."""
-    identifier_codes: dict[str, tuple[str, ...]]
-    line_language_threshold: dict[str, float]
-    document_language_threshold: dict[str, float]
+    characters: str = ""
+    """Lower-case letters and marks of its spelling, by CLDR and hyperglot. Not of scripts with more than 500,
+    such as Han and Hangul."""
+    characters_coverage: float | None = None
+    """Share of the letters of the Universal Declaration of Human Rights that are in `characters` or in a to
+    z, which names have."""
+    iso639_3: tuple[str, ...] = ()
+    fineweb2: dict[str, float] = {}
+    """Name in FineWeb2 and GlotLID → the probability by GlotLID that FineWeb2 asks of a document."""
+    hplt: tuple[str, ...] = ()
+    """Names in HPLT, which are OpenLID's too."""
+    identifier_codes: dict[str, tuple[str, ...]] = {}
+    """Identifier, or the name of its file → codes."""
+    line_language_threshold: dict[str, float] = {}
+    document_language_threshold: dict[str, float] = {}
+    measured: dict[str, Measured] = {}
+    """Identifier, or the name of its file → what its threshold keeps."""
     notes: str = ""
 
     @model_validator(mode="before")
@@ -54,6 +86,36 @@ class Language(Section):
         """Return True if the language is written with spaces between words."""
         is_korean = "Hangul" in self.unicode_scripts  # Han too, but with spaces
         return is_korean or not _WITHOUT_SPACES.intersection(self.unicode_scripts)
+
+    def codes_of(self, identifier: str) -> tuple[str, ...]:
+        """Return the codes in an identifier, () if it does not know the language.
+
+        Of a file they are the card's own, else all by which published models call the language.
+        """
+        name = Path(identifier).name
+        if name in self.identifier_codes or identifier in IDENTIFIERS:
+            return self.identifier_codes.get(name, ())
+        return tuple(dict.fromkeys((self.code, *self.iso639_3, *self.fineweb2, *self.hplt)))
+
+    def thresholds(self, identifier: str) -> tuple[float, float]:
+        """Return the probabilities that lines and documents must have."""
+        name = Path(identifier).name
+        is_fasttext = name.endswith(FASTTEXT_SUFFIXES)
+        by_glotlid = min(self.fineweb2.values() if is_fasttext else (), default=USUAL_THRESHOLD)
+        return (
+            self.line_language_threshold.get(name, USUAL_THRESHOLD),
+            self.document_language_threshold.get(name, by_glotlid),
+        )
+
+    def other_identifiers(self) -> str:
+        """Return the identifiers that know the language, as a fix."""
+        known = [name for name, codes in self.identifier_codes.items() if codes and name in IDENTIFIERS]
+        own = f"an identifier of your own (kielo languages {self.code} --learn), or clean = false"
+        return " or ".join(known) or own
+
+    def measured_of(self, identifier: str) -> Measured | None:
+        """Return what the identifier's threshold keeps of the language, or None if nobody measured it."""
+        return self.measured.get(Path(identifier).name)
 
 
 class Accelerator(Section):
@@ -318,9 +380,59 @@ class TaskBundle(Section):
     tasks: dict[str, BundledTask]
 
 
-def language(code: str) -> Language:
-    """Return the card of a language, e.g. "et". Raises KieloError with the known codes."""
-    return _card("languages", code, Language)
+def language(name: str) -> Language:
+    """Return the card of a language, e.g. "et", or of a file, "my_language.toml".
+
+    A shipped card has the values of its file in cards/languages, over the values of cards/languages.json.
+    Raises KieloError with the nearest names, or with each wrong key of the file and its line.
+    """
+    if is_own_card(name):
+        return _own_card(name, Language)
+    if name not in languages():
+        raise KieloError(f"no language has the code {name!r}{without_language_card(name)}")
+    return _language(name)
+
+
+def language_code(name: str) -> str:
+    """Return the code of a language or of a card of one's own, which is named after it."""
+    return Path(name).stem if is_own_card(name) else name
+
+
+def without_language_card(name: str) -> str:
+    """Return the nearest languages of a name or code without a card, and how to write a card."""
+    made, asked = _made_languages(), name.lower()
+    names = {code: made.get(code, {}).get("name") or _language(code).name for code in languages()}
+    called = {
+        word: code for code, full in names.items() for word in (*full.lower().split(), full.lower(), code)
+    }
+    near = dict.fromkeys(called[word] for word in difflib.get_close_matches(asked, called, n=4, cutoff=0.7))
+    nearest = f"; nearest: {', '.join(f'{code} ({names[code]})' for code in near)}" if near else ""
+    meant = did_you_mean(name, {code: [names[code]] for code in _names("languages")})
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-") or "xx"
+    card = f"a card of your own, {stem}.toml (docs/languages.md)"
+    return f"; `kielo languages` lists all{meant}{nearest}. Fix: {card}"
+
+
+@cache
+def _made_languages() -> dict[str, dict[str, Any]]:
+    return json.loads(_LANGUAGES.read_bytes())["languages"]
+
+
+@cache
+def _language(code: str) -> Language:
+    made, path = _made_languages().get(code), _CARDS / "languages" / f"{code}.toml"
+    if made is None:
+        return _read_card(path, Language)
+    by_hand = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    joined = {"code": code, **made, **by_hand}
+    for key, value in made.items():
+        if isinstance(value, dict) and key in by_hand:
+            joined[key] = {**value, **by_hand[key]}
+    return Language.model_validate(joined)
+
+
+def languages() -> list[str]:
+    return sorted({*_names("languages"), *_made_languages()})
 
 
 def cluster(name: str) -> Cluster:
@@ -328,10 +440,7 @@ def cluster(name: str) -> Cluster:
 
     Raises KieloError with the known names, or with each wrong key of the file and its line.
     """
-    if not is_own_card(name):
-        return _card("clusters", name, Cluster)
-    place = os.path.abspath(name)
-    return _read_card(Path(name), Cluster, (place, os.path.getmtime(place) if os.path.exists(place) else 0))
+    return _own_card(name, Cluster) if is_own_card(name) else _card("clusters", name, Cluster)
 
 
 def on_cpu_nodes(site: Cluster, partition: str | None) -> Cluster:
@@ -388,10 +497,17 @@ def _names(kind: str) -> list[str]:
     return sorted(path.stem for path in (_CARDS / kind).glob("*.toml"))
 
 
-languages = partial(_names, "languages")
 clusters = partial(_names, "clusters")
 accelerators = partial(_names, "accelerators")
 task_bundles = partial(_names, "tasks")
+
+
+def _own_card(name: str, model: type[Card]) -> Card:
+    place = os.path.abspath(name)
+    card = _read_card(Path(name), model, (place, os.path.getmtime(place) if os.path.exists(place) else 0))
+    if isinstance(card, Language) and card.code != Path(name).stem:
+        raise KieloError(f"{name}: code = {card.code!r}. Fix: name the file {card.code}.toml")
+    return card
 
 
 def _card(kind: str, name: str, model: type[Card]) -> Card:

@@ -17,6 +17,7 @@ from kielo.recipe.cards import (
     language,
     languages,
     task_bundles,
+    without_language_card,
 )
 from kielo.recipe.complaints import CONTROL, Complaint, did_you_mean, strings
 from kielo.recipe.errors import KieloError
@@ -86,14 +87,11 @@ def _plain_names(recipe: Recipe) -> Found:
 
 
 def _names(recipe: Recipe) -> Found:
-    if recipe.language not in languages():
-        yield ("language",), _without_card("language", recipe.language)
-    elif recipe.corpus.language_identifier not in language(recipe.language).identifier_codes:
-        known = ", ".join(language(recipe.language).identifier_codes)
-        yield (
-            ("corpus.language_identifier", "language"),
-            f"corpus.language_identifier = {recipe.corpus.language_identifier!r} does not know language "
-            f"{recipe.language!r}. Fix: {known}",
+    if problem := _without_card("language", recipe.language):
+        yield ("language",), problem
+    elif any(_is_identified(source) and not source.language for source in recipe.corpus.sources):
+        yield from _unknown_to_identifier(
+            recipe, "", ("corpus.language_identifier", "language"), recipe.language
         )
     if recipe.cluster not in clusters() and not is_own_card(recipe.cluster):
         meant = did_you_mean(recipe.cluster, {name: [] for name in clusters()})
@@ -127,9 +125,30 @@ def _layouts(recipe: Recipe) -> Found:
             seen.add((entry.cluster, nodes))
 
 
-def _without_card(key: str, code: str) -> str:
-    named = {code: [language(code).name] for code in languages()}
-    return f"{key} = {code!r} has no card; `kielo languages` lists all{did_you_mean(code, named)}"
+def _without_card(key: str, name: str) -> str | None:
+    if name in languages():
+        return None
+    if not is_own_card(name):
+        return f"{key} = {name!r} has no card{without_language_card(name)}"
+    try:
+        language(name)
+    except KieloError as error:
+        return f"{key} = {name!r}: {error}"
+    return None
+
+
+def _is_identified(source: Source) -> bool:
+    return source.clean and source.kind in ("text", "parallel")
+
+
+def _unknown_to_identifier(recipe: Recipe, where: str, keys: tuple[str, ...], name: str) -> Found:
+    identifier, card = recipe.corpus.language_identifier, language(name)
+    if not card.codes_of(identifier):
+        yield (
+            keys,
+            f"{where}corpus.language_identifier = {identifier!r} does not know language {name!r}. Fix: "
+            f"{card.other_identifiers()}",
+        )
 
 
 def _sources(recipe: Recipe) -> Found:
@@ -157,8 +176,9 @@ def _sources(recipe: Recipe) -> Found:
                 f"evaluate.texts: {name!r} also names another text or a source. Fix: another name",
             )
     for text in recipe.evaluate.texts:
-        if text.language and text.language not in languages():
-            yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
+        where = f"evaluate.texts, {text.name}: language"
+        if text.language and (problem := _without_card(where, text.language)):
+            yield ("evaluate.texts",), problem
     yield from _bundles(recipe)
     yield from _measures_of_encoders(recipe)
     if (
@@ -213,17 +233,13 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
 
 def _languages_of_source(recipe: Recipe, source: Source) -> Found:
     """Yield complaints about the source's own languages. `_names` checks the recipe's."""
-    identifier = recipe.corpus.language_identifier
+    where = f"corpus.sources, {source.name}: "
     for code in languages_of(recipe, source) if source.language else ():
-        if code not in languages():
-            yield ("corpus.sources",), _without_card(f"corpus.sources, {source.name}: language", code)
-        elif source.clean and not language(code).identifier_codes.get(identifier):
-            known = [name for name, codes in language(code).identifier_codes.items() if codes]
-            yield (
-                ("corpus.sources", "corpus.language_identifier"),
-                f"corpus.sources, {source.name}: corpus.language_identifier = {identifier!r} does not know "
-                f"language {code!r}. Fix: {', '.join(known) or 'clean = false, for clean text'}",
-            )
+        if problem := _without_card(f"{where}language", code):
+            yield ("corpus.sources",), problem
+        elif source.clean:
+            keys = ("corpus.sources", "corpus.language_identifier")
+            yield from _unknown_to_identifier(recipe, where, keys, code)
 
 
 def _shape(recipe: Recipe) -> Found:

@@ -10,11 +10,11 @@ from importlib.resources import files
 
 from pydantic import Field
 
+from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
 
 Share = float
-_WITHOUT_SPACES = ("ja", "km", "lo", "my", "th", "zh")
 
 
 class QualityLimits(Section):
@@ -65,7 +65,7 @@ def limits_of(languages: Sequence[str]) -> QualityLimits:
         )
     if (found := _limits().get(languages[0])) is None:
         raise KieloError(f'corpus.quality = "fineweb2": FineWeb2 has no limits for {languages[0]}. {fix}')
-    if languages[0] in _WITHOUT_SPACES:
+    if not language(languages[0]).has_spaces:
         raise KieloError(
             f'corpus.quality = "fineweb2": {languages[0]} is written without spaces between words, which the '
             f"filters count. {fix}"

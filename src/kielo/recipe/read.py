@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from kielo.recipe.cards import language_code
 from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, dotted, field_of, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
@@ -90,7 +91,7 @@ def read_recipe(
                 data[key] = value
                 origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
         if isinstance(data.get("language"), str):
-            data = filled(data, PLACE, data["language"])
+            data = filled(data, PLACE, language_code(data["language"]))
         fill = fill if NOT_GIVEN in origins.values() else None
         recipe, found = _validate(data, origins, label, fill)
     except RecursionError:

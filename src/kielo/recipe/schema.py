@@ -20,10 +20,11 @@ def json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "Recipe (path or shipped name) to start from. One level.",
     }
-    properties["language"]["enum"] = languages()
+    one = {"anyOf": [{"enum": languages()}, {"pattern": r"\.toml$"}]}
+    properties["language"] |= one
     properties[KEY] = {
         "type": "array",
-        "items": {"enum": languages()},
+        "items": one,
         "minItems": 1,
         "description": DESCRIPTION,
     }

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -275,6 +276,20 @@ class CodeFilters(Section):
     with a source of code that is cleaned."""
 
 
+IDENTIFIERS = ("py3langid", "lid176", "heliport")
+FASTTEXT_SUFFIXES, LEARNED_SUFFIX = (".bin", ".ftz"), ".kielo_lid"
+
+
+def _identifier(name: str) -> str:
+    if name in IDENTIFIERS or name.endswith((*FASTTEXT_SUFFIXES, LEARNED_SUFFIX)):
+        return name
+    raise ValueError(
+        f"no identifier. Fix: {', '.join(IDENTIFIERS)}, or a file that ends with "
+        f"{', '.join(FASTTEXT_SUFFIXES)} or {LEARNED_SUFFIX}"
+    )
+
+
+_Identifier = Annotated[str, AfterValidator(_identifier)]
 _Sources = Annotated[
     tuple[Source, ...], BeforeValidator(_sources, json_schema_input_type=str | list[str | Source])
 ]
@@ -283,14 +298,19 @@ _Sources = Annotated[
 class Corpus(Section):
     sources: _Sources = Field(min_length=1)
     """Bodies of text. A plain string is a path."""
-    language_identifier: Literal["py3langid", "lid176"] = "py3langid"
-    """Program that identifies languages: py3langid, or fastText's lid.176, which is downloaded once."""
+    language_identifier: _Identifier = "py3langid"
+    """Program that identifies languages: py3langid, fastText's lid.176 as lid176, or heliport, a package to
+    install. Or a file: a model of fastText (.bin, .ftz), or of `kielo languages --learn` (.kielo_lid)."""
     line_language_threshold: float | None = Field(None, ge=0, le=1)
     """Probability of the language that a line must have. Default: from the language card. Only with a source
     of running or parallel text that is cleaned."""
     document_language_threshold: float | None = Field(None, ge=0, le=1)
     """Probability of the language that a document must have. Default: from the language card. Only with a
     source of running or parallel text that is cleaned."""
+    words: Literal["letters", "icu"] = "letters"
+    """What a word is. letters: letters without a space between them. icu: by the dictionaries of ICU (the
+    package icu4py) in Chinese, Japanese, Thai, Khmer, Lao and Burmese, which have no spaces between words.
+    Only with a source of raw text."""
     max_foreign_character_share: float = Field(0.3, ge=0, le=1)
     """Share of letters outside the language's scripts that a line can have. Names in articles need some. Only
     with a source of running text that is cleaned."""

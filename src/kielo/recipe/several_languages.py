@@ -9,7 +9,7 @@ language's recipe alone. Other sources belong to all.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kielo.recipe.cards import languages
+from kielo.recipe.cards import is_own_card, language_code, languages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 from kielo.recipe.source_kinds import KINDS
@@ -48,7 +48,7 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
     if not isinstance(given, list) or not given or not all(isinstance(code, str) for code in given):
         raise KieloError(f'{label}: {KEY} = {given!r} does not fit. Fix: {KEY} = ["et", "fi"]')
     known = languages()
-    if unknown := [code for code in given if code not in known]:
+    if unknown := [code for code in given if code not in known and not is_own_card(code)]:
         raise KieloError(f"{label}: {KEY}: {', '.join(unknown)} without a card; `kielo languages` lists all")
     if twice := sorted({code for code in given if given.count(code) > 1}):
         raise KieloError(f"{label}: {KEY} lists {', '.join(twice)} more than once. Fix: each code once")
@@ -63,7 +63,7 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
 
 def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> TomlTable:
     own = {key: value for key, value in data.items() if key != KEY} | {"language": code}
-    own = filled(own, PLACE, code)
+    own = filled(own, PLACE, language_code(code))
     corpus = own.get("corpus")
     if isinstance(corpus, dict) and isinstance(corpus.get("sources"), list):
         mine = [source for source in corpus["sources"] if not _is_of_others(source, code, codes)]

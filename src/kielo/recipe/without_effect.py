@@ -261,7 +261,7 @@ CONDITIONS = (
         "because no source of running text is cleaned. Fix: clean = true of a source",
     ),
     _row(
-        "corpus.deduplicate_documents corpus.max_bad_share",
+        "corpus.deduplicate_documents corpus.max_bad_share corpus.words",
         "corpus.sources",
         _has_raw_text,
         "because all sources are ready tokens. Fix: a source of raw text",

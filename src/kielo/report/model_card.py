@@ -14,6 +14,7 @@ from kielo import __version__
 from kielo.artifact.durable import is_own_text, marked, write_own_text
 from kielo.artifact.weights_folder import is_on_hub
 from kielo.checkpoint.export_stage import CARD_FILE, WantedExport
+from kielo.recipe.cards import language_code
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Recipe, Source
 from kielo.recipe.several_languages import languages_of
@@ -139,7 +140,7 @@ def _kind(is_encoder: bool, is_hybrid: bool) -> str:
 
 def card_languages(recipe: Recipe) -> list[str]:
     others = (code for source in recipe.corpus.sources for code in languages_of(recipe, source))
-    return list(dict.fromkeys([recipe.language, *others]))
+    return list(dict.fromkeys(map(language_code, [recipe.language, *others])))
 
 
 def _named_languages(recipe: Recipe) -> str:
