@@ -62,7 +62,7 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     ("variant", "sizes"),
     [
-        ("llama", {"tensor": 2}),
+        pytest.param("llama", {"tensor": 2}, marks=FULL),
         *(
             pytest.param(variant, sizes, marks=FULL)
             for variant in ("llama", "gemma2", "gpt2")

@@ -89,8 +89,7 @@ COMPILED = {
         "sliding_window": LENGTH,
     },
 }
-# Each shows a rule of its own.
-USUAL = (("gemma3", PLAIN), ("gpt_neox", "operators"))
+USUAL = (("gemma3", PLAIN),)
 
 
 def cases_of_compiled_layers():

@@ -93,6 +93,7 @@ OTHERS: dict[str, list[str]] = {
     "evaluate.texts": ['[{name = "t", path = "t.txt"}]'], "evaluate.prompts": ['["Tere"]'],
     "corpus.language_identifier": ["lid176"],
     "evaluate.part_of_speech.from_layer": ["2"], "checkpoint.memory_every_steps": ["100"],
+    "corpus.mask_personal_data": ['["email"]'],
 }  # fmt: skip
 
 # What reads the key in every run, whatever the other keys say → the keys.
@@ -107,7 +108,8 @@ READ_BY_EVERY_RUN = {
         "corpus.document_language_threshold", "corpus.max_foreign_character_share",
         "corpus.min_line_characters", "corpus.min_document_characters", "corpus.deduplicate_lines",
         "corpus.deduplicate_documents", "corpus.max_document_bytes", "corpus.max_bad_share",
-        "corpus.words", "corpus.workers",
+        "corpus.words", "corpus.workers", "corpus.quality", "corpus.repair_encoding",
+        "corpus.mask_personal_data",
     ),
     "the tokenizer stage, which learns a vocabulary": (
         "tokenizer.model", "tokenizer.min_frequency", "tokenizer.max_sample_bytes",
@@ -145,6 +147,7 @@ READ_BY_EVERY_RUN = {
     "the stages after training": (
         "verify.parity_steps", "verify.parity_sequences_per_step", "verify.parity_sequence_length",
         "verify.tolerance", "evaluate.texts", "evaluate.ngram_order", "evaluate.prompts",
+        "evaluate.minimal_pairs", "evaluate.made_pairs", "evaluate.fluency_texts",
         "evaluate.sample_tokens", "evaluate.temperature", "evaluate.top_k", "evaluate.tasks",
     ),
 }  # fmt: skip

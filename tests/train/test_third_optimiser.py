@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.full
 def test_a_third_optimiser_is_an_entry_and_a_class(tmp_path: Path) -> None:
     """One moment in fp32, 92 bytes a parameter through memory: half of AdamW's state, twice its traffic.
 

@@ -17,6 +17,7 @@ import xxhash
 from kielo.artifact.documents import TURNS
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.personal_data import MaskPersonalData
+from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.quality_limits import limits_of
@@ -114,8 +115,6 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
         DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)
     ]
     if corpus.quality == "fineweb2":
-        from kielo.corpus.quality import QualityFilter  # numpy, which other cleaning does without
-
         filters.append(QualityFilter(limits_of(rule.languages)))
     return filters
 

@@ -3,7 +3,8 @@
 The rules are Gopher's (Rae et al. 2021, arXiv:2112.11446, table A1) and FineWeb's (Penedo et al. 2024,
 arXiv:2406.17557, section 3.6), as FineWeb2 applies them, with its limits of each language (Penedo et al.
 2025, arXiv:2506.20920). With equal words datatrove's filters give the same verdicts
-(`benchmarks/data/quality_filters.py`). Words are found once for all of them, and counted as numbers.
+(`benchmarks/data/quality_filters.py`). Words are found once for all of them, and counted as numbers. numpy is
+loaded when text is judged, because other cleaning does without it.
 """
 
 from array import array
@@ -11,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-import numpy as np
 import regex
 
 from kielo.corpus.step import DocumentFilter, SplitDocument
@@ -30,6 +31,7 @@ _SIGNS = regex.compile(
 )
 _BULLETS, _ELLIPSES = ("•", "-"), ("...", "…")
 _TOP, _REPEATED = (2, 3, 4), range(5, 11)  # lengths of n-grams in words
+Numbers = Any  # an array of numpy, int64
 _NUM_REMEMBERED = 1_000_000  # words whose kind a worker remembers
 
 
@@ -49,16 +51,22 @@ class Vocabulary(dict[str, int]):
         self._lengths.append(len(word))
         return number
 
-    def numbers(self, words: Sequence[str]) -> np.ndarray:
+    def numbers(self, words: Sequence[str]) -> Numbers:
+        import numpy as np
+
         if len(self) > _NUM_REMEMBERED:
             self.clear()
             self._kinds, self._lengths = array("b"), array("q")
         return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
 
-    def kinds(self, numbers: np.ndarray) -> np.ndarray:
+    def kinds(self, numbers: Numbers) -> Numbers:
+        import numpy as np
+
         return np.frombuffer(self._kinds, np.int8)[numbers]
 
-    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+    def lengths(self, numbers: Numbers) -> Numbers:
+        import numpy as np
+
         return np.frombuffer(self._lengths, np.int64)[numbers]
 
 
@@ -67,21 +75,27 @@ class _NGrams:
     """The n-grams of a text that occur more than once: their places, in order, and their numbers."""
 
     n: int
-    places: np.ndarray  # int64
-    numbers: np.ndarray  # int64, from 0
+    places: Numbers  # int64
+    numbers: Numbers  # int64, from 0
 
     @classmethod
-    def of_words(cls, ids: np.ndarray) -> "_NGrams":
+    def of_words(cls, ids: Numbers) -> "_NGrams":
+        import numpy as np
+
         return cls(1, *_repeated(ids, np.arange(len(ids))))
 
     def longer(self) -> "_NGrams":
         """Return the n-grams of one word more. One is repeated only if both n-grams in it are."""
+        import numpy as np
+
         is_followed = np.flatnonzero(self.places[1:] - self.places[:-1] == 1)
         keys = self.numbers[is_followed] * (len(self.places) + 1) + self.numbers[is_followed + 1]
         return _NGrams(self.n + 1, *_repeated(keys, self.places[is_followed]))
 
     def most_frequent(self) -> tuple[int, int]:
         """Return the place of the most frequent n-gram, the first of equals, and its number."""
+        import numpy as np
+
         if not len(self.places):
             return 0, 1
         counts = np.bincount(self.numbers)[self.numbers]
@@ -101,8 +115,10 @@ class _NGrams:
         return found
 
 
-def _repeated(keys: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _repeated(keys: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
     """Number the keys that occur more than once. Return their places, and their numbers."""
+    import numpy as np
+
     order = keys.argsort()
     ordered = keys[order]
     is_new = np.ones(len(keys) + 1, bool)
@@ -123,15 +139,17 @@ class Figures:
         self._numbers = vocabulary.numbers(words)
 
     @cached_property
-    def word_lengths(self) -> np.ndarray:
+    def word_lengths(self) -> Numbers:
         return self._vocabulary.lengths(self._numbers)
 
     @cached_property
-    def _characters_before(self) -> np.ndarray:
+    def _characters_before(self) -> Numbers:
+        import numpy as np
+
         return np.concatenate([[0], np.cumsum(self.word_lengths)])
 
     @cached_property
-    def kinds(self) -> np.ndarray:
+    def kinds(self) -> Numbers:
         return self._vocabulary.kinds(self._numbers)
 
     def characters(self, place: int, n: int) -> int:
@@ -139,6 +157,8 @@ class Figures:
 
     def characters_in(self, grams: _NGrams) -> int:
         """Count the characters of all words in the n-grams. Longer n-grams that are repeated lie in them."""
+        import numpy as np
+
         if not len(grams.places):
             return 0
         ends = grams.places + grams.n
