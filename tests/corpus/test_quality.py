@@ -86,6 +86,13 @@ def test_words_of_the_filters():
     ]  # fmt: skip
 
 
+def test_a_line_of_many_numbers_is_masked_whole():
+    step = MaskPersonalData(KINDS, ("fi",))
+    document = of_lines("040 1234567, " * 300 + "\n" + "a@" + "a." * 100_000 + "1")
+    list(step.run([document]))
+    assert document.lines[0] == "[PHONE], " * 300 and counted(step)["masked/phone"] == 300
+
+
 @pytest.mark.parametrize(
     ("languages", "said"),
     [
@@ -126,6 +133,15 @@ PERSONAL = [
      "Konto [IBAN], EE39 2200 2210 2014 5685", {"iban": 1}),
     ("et", "Masin 193.40.5.73, 192.168.1.1, 2001:7d0:8c::1, kell 12:30:45",
      "Masin [IP], 192.168.1.1, [IP], kell 12:30:45", {"ip": 2}),
+    ("et", "Maksis 5 123 456 eurot, 31-12-1999, ISO 9001-2015", None, {}),
+    ("da", "20 345 678 kroner den 31-12-1999", None, {}),
+    ("et", "2019 38001085718 ja 37605030299 1", "2019 [NATIONAL_NUMBER] ja [NATIONAL_NUMBER] 1",
+     {"national_number": 2}),
+    ("cs", "RČ 710319/2745", "RČ [NATIONAL_NUMBER]", {"national_number": 1}),
+    ("et", "EE38 2200 2210 2014 5685 BIC HABAEE2X", "[IBAN] BIC HABAEE2X", {"iban": 1}),
+    ("zh", "请联系abc@qq.com咨询详情。身份证号11010519491231002X的持有人",
+     "请联系[EMAIL]咨询详情。身份证号[NATIONAL_NUMBER]的持有人", {"email": 1, "national_number": 1}),
+    ("fr", "3141592653" * 500, None, {}),
     ("et", "Aastal 2024 oli 1 365 000 inimest, vt lk 10-12 ja @kasutaja", None, {}),
 ]  # fmt: skip
 

@@ -115,6 +115,11 @@ def test_the_recipe_of_the_tokens_is_told_from_others(run: Path) -> None:
             changed(corpus={"min_line_characters": 3}, tokenizer={"min_frequency": 9}),
             ["tokenizer.min_frequency: was 2, is now 9", "corpus.min_line_characters: was 10, is now 3"],
         ),
+        # A manifest lacks later keys at their defaults.
+        (
+            changed(corpus={"mask_personal_data": ["email"]}),
+            ["corpus.mask_personal_data: was [], is now ['email']"],
+        ),
         (changed(language="fi"), ["language: was 'et', is now 'fi'"]),
         (
             changed(train={"objective": "masked_tokens"}),

@@ -22,12 +22,13 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
+from kielo.corpus import mojibake, personal_data
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
-from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings
+from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
@@ -84,6 +85,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     say = _speaker(progress)
     card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
     section = effective_settings(recipe.corpus, card, recipe.language)
+    _refuse_missing(recipe)
     sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -96,6 +98,18 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     return finished_manifest(folder)
 
 
+def _refuse_missing(recipe: Recipe) -> None:
+    """Refuse a missing package, or a damaged file of an identifier, before hours of fetching."""
+    corpus = recipe.corpus
+    cutter_of_words(corpus.words)
+    if corpus.mask_personal_data:
+        personal_data.refuse_missing()
+    if corpus.repair_encoding:
+        mojibake.refuse_missing()
+    if corpus.language_identifier.endswith(LEARNED_SUFFIX):
+        load_identifier(corpus.language_identifier)
+
+
 def _clean(
     sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> CorpusCounts:
@@ -103,11 +117,13 @@ def _clean(
     settings = effective_settings(corpus, language(recipe.language), recipe.language)
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    cutter_of_words(corpus.words)  # refuses a missing package before the text is read
     for sentence in doubtful_thresholds(corpus, recipe.language):
         say(sentence)
+    if unmasked := personal_data.not_masked(
+        corpus.mask_personal_data, languages_of_text(corpus, recipe.language)
+    ):
+        say(f"corpus.mask_personal_data does not know {unmasked}: they stay")
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
-        load_identifier(corpus.language_identifier)  # refuses a file that is damaged or missing
         shutil.copyfile(corpus.language_identifier, folder / f"identifier{LEARNED_SUFFIX}")
     of_rank = partial(first_pass, sources, recipe, cleaned, corpus.workers)
     tallies = run_on_workers(of_rank, corpus.workers)
@@ -336,8 +352,8 @@ def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> s
         advice = (
             "Is the text in this language? If not, set the source's `language`, or `kind` for code. If so, "
             "lower corpus.line_language_threshold or corpus.document_language_threshold, or the length that "
-            "dropped it (corpus.min_line_characters, corpus.min_document_characters). clean = false takes "
-            "text as it is"
+            "dropped it (corpus.min_line_characters, corpus.min_document_characters, corpus.quality). "
+            "clean = false takes text as it is"
         )
     else:
         advice = _ADVICE.get(kind, "All of it is empty, or an earlier source has the same documents")

@@ -11,6 +11,10 @@ from kielo.recipe.errors import KieloError
 _FIRST, _FOLLOWING = bytes(range(0xC2, 0xF5)), bytes(range(0x80, 0xC0))
 
 
+def refuse_missing() -> None:
+    _pattern()
+
+
 @cache
 def _pattern() -> regex.Pattern:
     """Compile a pattern for a first and a following byte of UTF-8 in any encoding that ftfy knows.
@@ -48,5 +52,7 @@ class RepairEncoding(CorpusStep):
         repaired = sum(lines[number] != document.lines[number] for number in found)
         if repaired:
             self.count("repaired_lines", amount=repaired)
+            before = document.num_bytes
             document.set_lines(lines)
+            self.count("bytes", "another encoding", before - document.num_bytes)
         return True

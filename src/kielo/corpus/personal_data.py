@@ -1,9 +1,11 @@
 """Personal data in text, each replaced by the name of its kind, and counted.
 
-E-mail and IP addresses are known by their form, phone numbers by the countries' plans (phonenumbers), IBANs
-and national numbers by their check digits (python-stdnum). A number without a check digit that fits stays.
+E-mail and IP addresses are known by their form, phone numbers by the countries' plans and groups
+(phonenumbers), IBANs and national numbers by their check digits (python-stdnum). Danish numbers have only a
+date.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,28 +21,61 @@ from kielo.recipe.errors import KieloError
 KINDS = ("email", "ip", "iban", "national_number", "phone")
 # Language → the countries whose phone and national numbers are expected in its text.
 COUNTRIES = {
-    "bg": "BG", "cs": "CZ", "da": "DK", "de": "DE AT CH", "el": "GR CY", "en": "GB US IE", "es": "ES",
-    "et": "EE", "fi": "FI", "fr": "FR BE CH", "ga": "IE", "he": "IL", "hr": "HR", "is": "IS",
-    "it": "IT", "ja": "JP", "ko": "KR", "lt": "LT", "lv": "LV", "nb": "NO", "nl": "NL BE", "nn": "NO",
-    "pl": "PL", "pt": "PT BR", "ro": "RO", "se": "NO SE FI", "sk": "SK", "sl": "SI", "sv": "SE FI",
-    "tr": "TR", "uk": "UA", "zh": "CN",
+    "be": "BY", "bg": "BG", "ca": "ES AD", "cs": "CZ", "da": "DK", "de": "DE AT CH", "el": "GR CY",
+    "en": "GB US IE", "es": "ES", "et": "EE", "eu": "ES FR", "fi": "FI", "fo": "FO DK",
+    "fr": "FR BE CH", "ga": "IE", "gl": "ES", "hbs": "HR RS BA ME", "he": "IL", "hr": "HR", "hu": "HU",
+    "hy": "AM", "id": "ID", "is": "IS", "it": "IT", "ja": "JP", "ka": "GE", "ko": "KR", "lt": "LT",
+    "lv": "LV", "mk": "MK", "ms": "MY", "mt": "MT", "nb": "NO", "nl": "NL BE", "nn": "NO", "pl": "PL",
+    "pt": "PT BR", "ro": "RO", "ru": "RU", "se": "NO SE FI", "sk": "SK", "sl": "SI", "sq": "AL",
+    "sv": "SE FI", "th": "TH", "tr": "TR", "uk": "UA", "vi": "VN", "zh": "CN",
 }  # fmt: skip
 # Country → the modules of python-stdnum that check its national numbers.
 _NATIONAL = {
-    "AT": "vnr", "BE": "nn", "BG": "egn", "CN": "ric", "CZ": "rc", "DE": "idnr", "DK": "cpr", "EE": "ik",
+    "AT": "vnr", "BE": "nn", "BG": "egn", "BR": "cpf", "CH": "ssn", "CN": "ric",
+    "CZ": "rc", "DE": "idnr", "DK": "cpr", "EE": "ik",
     "ES": "dni nie", "FI": "hetu", "FR": "nir", "GR": "amka", "HR": "oib", "IE": "pps", "IL": "idnr",
     "IS": "kennitala", "IT": "codicefiscale", "KR": "rrn", "LT": "asmens", "NL": "bsn",
     "NO": "fodselsnummer", "PL": "pesel", "RO": "cnp", "SE": "personnummer", "SI": "emso", "SK": "rc",
-    "TR": "tckimlik",
+    "TR": "tckimlik", "UA": "rntrc",
 }  # fmt: skip
-_EMAIL = regex.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.\p{L}{2,}(?![\w-])")
-_IP = regex.compile(
-    r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4})(?![\w:]|\.\d)"
+# A letter of a script with spaces, or a digit: in Chinese an address has a letter before it.
+_W = r"[[\p{L}\p{M}\p{N}_]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
+_EMAIL = regex.compile(
+    rf"(?<!{_W}|[.+-])(?:{_W}|[.%+-]){{1,64}}@(?:{_W}|-){{1,63}}(?:\.(?:{_W}|-){{1,63}}){{0,8}}\.\p{{L}}{{2,63}}?(?!{_W}|-)",
+    regex.V1,
 )
-_IBAN = regex.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)")
-_NUMBER = regex.compile(r"(?<![\w.,])[A-Z]{0,6}\d[\dA-Z]*(?:[-+ ]\d[\dA-Z]*){0,5}(?!\w|[.,]\d)")
+_IP = regex.compile(
+    rf"(?<!{_W}|[.:])(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|(?:[0-9a-fA-F]{{0,4}}:){{2,7}}[0-9a-fA-F]{{1,4}})(?!{_W}|:|\.\d)",
+    regex.V1,
+)
+_IBAN = regex.compile(
+    rf"(?<!{_W})[A-Z]{{2}}\d{{2}}(?: ?[A-Z0-9]{{4}}){{2,7}}(?: ?[A-Z0-9]{{1,3}})?(?!{_W})", regex.V1
+)
+_GROUP = r"[A-Z]{0,6}\d[\dA-Z]*(?:[-+/.]\d[\dA-Z]*)*"
+_NUMBER = regex.compile(rf"(?<!{_W}|[.,]){_GROUP}(?: {_GROUP})*(?!{_W}|[.,]\d)", regex.V1)
+_PART = regex.compile("[^ ]+")
 _SEVEN_DIGITS = regex.compile(r"\d(?:[ ().\-/]{0,3}\d){6}")
-_MIN_CHARACTERS = 8  # of a national number
+_SIZES = range(9, 31)  # characters of a national number, with signs and spaces
+
+
+def refuse_missing() -> None:
+    if missing := [name for name in ("phonenumbers", "stdnum") if find_spec(name) is None]:
+        raise KieloError(
+            f"corpus.mask_personal_data needs {' and '.join(missing)}, which is not installed. Fix: pip "
+            "install 'kielo[quality]'"
+        )
+
+
+def not_masked(kinds: Sequence[str], languages: Sequence[str]) -> str:
+    """Return what is not masked in text of these languages, in words."""
+    said = []
+    without = [code for code in languages if not COUNTRIES.get(code)]
+    if "phone" in kinds and without:
+        said.append(f"phone numbers without a country's code in {', '.join(without)}")
+    without = [code for code in languages if not _NATIONAL.keys() & set(COUNTRIES.get(code, "").split())]
+    if "national_number" in kinds and without:
+        said.append(f"national numbers in {', '.join(without)}")
+    return " and ".join(said)
 
 
 @dataclass
@@ -52,16 +87,14 @@ class MaskPersonalData(CorpusStep):
     languages: Sequence[str]
 
     def __post_init__(self) -> None:
-        if missing := [name for name in ("phonenumbers", "stdnum") if find_spec(name) is None]:
-            raise KieloError(
-                f"corpus.mask_personal_data needs {' and '.join(missing)}, which is not installed. Fix: pip "
-                "install 'kielo[quality]'"
-            )
+        refuse_missing()
 
     def work(self, document: SplitDocument) -> bool:
         lines = [self._masked(line) for line in document.lines]
         if lines != document.lines:
+            before = document.num_bytes
             document.set_lines(lines)
+            self.count("bytes", "masked", before - document.num_bytes)
         return True
 
     def _masked(self, line: str) -> str:
@@ -76,27 +109,34 @@ class MaskPersonalData(CorpusStep):
         return line
 
     def _mask(self, kind: str, pattern: regex.Pattern, line: str, is_one: Callable[[str], bool]) -> str:
+        beginning = _without_tail(is_one) if kind == "iban" else (lambda text: text if is_one(text) else "")
+
         def mask(match: regex.Match) -> str:
-            if not is_one(match[0]):
-                return match[0]
-            self.count("masked", kind)
-            return f"[{kind.upper()}]"
+            text = match[0]
+            if found := beginning(text):
+                self.count("masked", kind)
+                return f"[{kind.upper()}]{text[len(found) :]}"
+            # The number may have others beside it.
+            return _PART.sub(mask, text) if kind == "national_number" and " " in text else text
 
         return pattern.sub(mask, line)
 
     def _without_phones(self, line: str) -> str:
-        from phonenumbers import PhoneNumberMatcher
+        from phonenumbers import Leniency, PhoneNumberMatcher
 
-        found: dict[int, int] = {}
+        found: list[tuple[int, int]] = []
         countries: list[str | None] = [*self.countries]
         for country in countries or [None]:
-            for match in PhoneNumberMatcher(line, country):
-                if all(match.end <= start or end <= match.start for start, end in found.items()):
-                    found[match.start] = match.end
-        for start, end in sorted(found.items(), reverse=True):
-            line = f"{line[:start]}[PHONE]{line[end:]}"
+            # Grouped as the plan says: a looser match takes amounts and dates for numbers.
+            matches = PhoneNumberMatcher(line, country, Leniency.EXACT_GROUPING, max_tries=len(line))
+            new = [(one.start, one.end) for one in matches]
+            found = sorted(found + [span for span in new if _is_free(span, found)])
+        parts, last = [], 0
+        for start, end in found:
+            parts += [line[last:start], "[PHONE]"]
+            last = end
             self.count("masked", "phone")
-        return line
+        return "".join([*parts, line[last:]])
 
     @cached_property
     def countries(self) -> list[str]:
@@ -113,7 +153,7 @@ class MaskPersonalData(CorpusStep):
             (
                 "national_number",
                 _NUMBER,
-                lambda text: len(text) >= _MIN_CHARACTERS and any(is_one(text) for is_one in checks),
+                lambda text: len(text) in _SIZES and any(is_one(text) for is_one in checks),
             ),
         ]
         return [row for row in found if row[0] in self.kinds]
@@ -125,8 +165,27 @@ class MaskPersonalData(CorpusStep):
         return [module.is_valid for module in modules]
 
 
+def _is_free(span: tuple[int, int], found: list[tuple[int, int]]) -> bool:
+    """Return True if the span overlaps none of the sorted spans."""
+    place = bisect_left(found, span)
+    return not (place and found[place - 1][1] > span[0]) and not (
+        place < len(found) and found[place][0] < span[1]
+    )
+
+
+def _without_tail(is_one: Callable[[str], bool]) -> Callable[[str], str]:
+    """Return a function: text → its longest beginning of whole groups that is one, or ""."""
+
+    def beginning(text: str) -> str:
+        while text and not is_one(text):
+            text = text.rpartition(" ")[0]
+        return text
+
+    return beginning
+
+
 def _is_public_ip(text: str) -> bool:
-    """Return True for an address that can be a person's: not of a network of one's own, and no version."""
+    """Return True for an address outside of private networks. Versions of four numbers look alike."""
     try:
         return ip_address(text).is_global
     except ValueError:

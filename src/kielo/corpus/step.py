@@ -23,10 +23,13 @@ from kielo.recipe.source_kinds import KINDS
 SHAREGPT_FIELD = "conversations"
 # Keys of the section that do not decide which documents come out.
 _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
-# Keys that earlier versions did not have. At their defaults they are left out, so that finished corpora stay.
-_LATER = ("quality", "repair_encoding", "mask_personal_data", "words")
+# Later keys → their defaults, at which manifests lack them, so that finished corpora stay.
+LATER: JsonTable = {
+    key: Corpus.model_fields[key].default
+    for key in ("quality", "repair_encoding", "mask_personal_data", "words")
+}
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
-_MARKED_BYTES = 1 << 20  # at both ends of an identifier's file, which may have 2 GB
+_READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 CutWords = Callable[[list[str]], list[str]]
@@ -96,6 +99,13 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
     }
 
 
+def languages_of_text(corpus: Corpus, default: str) -> list[str]:
+    """Return the codes of the languages of running text that is cleaned."""
+    sources = filter(is_cleaned, corpus.sources)
+    names = (name for source in sources for name in source_languages(source, default))
+    return list(dict.fromkeys(map(language_code, names)))
+
+
 def doubtful_thresholds(corpus: Corpus, default: str) -> Iterator[str]:
     """Yield a sentence for each language whose threshold nobody measured, or keeps too little of its text."""
     if corpus.line_language_threshold is not None and corpus.document_language_threshold is not None:
@@ -120,8 +130,8 @@ def _file_of_identifier(identifier: str) -> JsonTable:
     settings: JsonTable = {"language_identifier": Path(identifier).name}
     with suppress(OSError), open(identifier, "rb") as file:  # a machine that only trains may lack it
         size = os.fstat(file.fileno()).st_size
-        parts = file.read(_MARKED_BYTES)
-        file.seek(max(size - _MARKED_BYTES, 0))
+        parts = file.read(size if size <= _READ_WHOLE else _MARKED_BYTES)
+        file.seek(max(size - _MARKED_BYTES, len(parts)))
         settings["identifier_file"] = f"{size} bytes, xxh3 {xxhash.xxh3_64_hexdigest(parts + file.read())}"
     return settings
 
@@ -135,7 +145,7 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
     rules, (line, document) = language_rules(corpus, name), _thresholds(corpus, [card])
     if any(is_cleaned(source) and name in source_languages(source, name) for source in corpus.sources):
         language_rule(corpus, [card])
-    later = {key for key in _LATER if getattr(corpus, key) == Corpus.model_fields[key].default}
+    later = {key for key, usual in LATER.items() if getattr(corpus, key) == usual}
     return corpus.model_dump(exclude=_WITHOUT_OUTCOME | later) | {
         "sources": [source.name for source in corpus.sources],
         "text_fields": [text_fields(source) for source in corpus.sources],

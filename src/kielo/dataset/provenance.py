@@ -13,7 +13,7 @@ from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manif
 from kielo.artifact.stage_counts import PackCounts, TokenizerCounts
 from kielo.artifact.stage_json import counts_of
 from kielo.artifact.trained_text import has_trained
-from kielo.corpus.step import effective_settings
+from kielo.corpus.step import LATER, effective_settings
 from kielo.dataset.batches import packed_counts, packed_manifest
 from kielo.dataset.document_packer import (
     BEGINS_WITH,
@@ -145,7 +145,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
     if corpus.section.get("language") != now["language"]:
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
         return  # other changes follow from the language's card
-    yield from _changes("corpus.", corpus.section, now)
+    yield from _changes("corpus.", {**as_json(LATER), **corpus.section}, {**LATER, **now})
     before, names = sorted(corpus.inputs), sorted(source.name for source in raw_text.sources)
     if before != names:
         yield f"corpus.sources: were {before}, are now {names}"

@@ -36,11 +36,12 @@ from kielo.artifact.weights_folder import (
 from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
 from kielo.evaluate.tasks_harness import fetch_data
 from kielo.launch.site import source_of_kielo
-from kielo.recipe.cards import cluster
+from kielo.recipe.cards import cluster, is_own_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import without_form
 from kielo.recipe.read import run_folder
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import IDENTIFIERS, Recipe
+from kielo.recipe.several_languages import languages_of
 from kielo.resolve.software import NEWEST
 
 _WRITTEN_BY = "# written by kielo prefetch\n"
@@ -104,6 +105,13 @@ def own_files(recipe: Recipe) -> list[str]:
     paths += recipe.evaluate.own_files.values()
     paths += recipe.evaluate.task_folders
     paths += filter(None, [recipe.model.transplant_vectors])
+    names = [
+        recipe.language,
+        *(name for source in recipe.corpus.sources for name in languages_of(recipe, source)),
+    ]
+    paths += filter(is_own_card, names)
+    if recipe.corpus.language_identifier not in IDENTIFIERS:
+        paths.append(recipe.corpus.language_identifier)
     for reference in (recipe.tokenizer.ready, recipe.model.weights):
         if reference is not None and not is_on_hub(reference):
             paths.append(without_form(reference))
@@ -212,7 +220,12 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
         if recipe.evaluate.tasks:
             _pip("wheel", "--no-deps", "--wheel-dir", str(place), *_ONLY_SOURCES)
             extras += ",evaluate"
-        _pip("download", *folders, *target, f"kielo[{extras}]")
+        if recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data:
+            extras += ",quality"
+        if recipe.corpus.words == "icu":
+            extras += ",segmentation"
+        packages = ["heliport"] if recipe.corpus.language_identifier == "heliport" else []
+        _pip("download", *folders, *target, f"kielo[{extras}]", *packages)
     files = sorted(place.glob("*.whl"))
     pins = [f"{file.name.split('-')[0]}=={file.name.split('-')[1]}\n" for file in files]
     write_text_atomically(pinned, _WRITTEN_BY + "".join(pins))

@@ -15,6 +15,7 @@ from kielo.recipe.cards import (
     clusters,
     is_own_card,
     language,
+    language_code,
     languages,
     task_bundles,
     without_language_card,
@@ -25,6 +26,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import OF_A_SEGMENT, full_phases, skip_complaints, steps_of_run
 from kielo.recipe.places import conversion, without_form
+from kielo.recipe.quality_limits import limits_of
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
 from kielo.recipe.without_effect import is_given, without_effect
@@ -180,6 +182,7 @@ def _sources(recipe: Recipe) -> Found:
         if text.language and (problem := _without_card(where, text.language)):
             yield ("evaluate.texts",), problem
     yield from _bundles(recipe)
+    yield from _quality(recipe)
     yield from _measures_of_encoders(recipe)
     if (
         recipe.evaluate.made_pairs
@@ -202,6 +205,20 @@ def _sources(recipe: Recipe) -> Found:
 
 def _no_source(key: str, names: list[str]) -> str:
     return f"{key}: no source has this name. Fix: {', '.join(names)}"
+
+
+def _quality(recipe: Recipe) -> Found:
+    if recipe.corpus.quality == "none":
+        return
+    for source in recipe.corpus.sources:
+        if source.kind == "text" and source.clean and not source.tokens:
+            try:
+                limits_of(tuple(map(language_code, languages_of(recipe, source))))
+            except KieloError as problem:
+                yield (
+                    ("corpus.quality", "corpus.sources", "language"),
+                    f"corpus.sources, {source.name}: {problem}",
+                )
 
 
 def _bundles(recipe: Recipe) -> Found:

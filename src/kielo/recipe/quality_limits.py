@@ -57,7 +57,8 @@ def _limits() -> dict[str, QualityLimits]:
 
 def limits_of(languages: Sequence[str]) -> QualityLimits:
     """Return the limits of a text's language, the code of a card. Raise KieloError if there are none."""
-    fix = f'Fix: corpus.quality = "none", or languages of {", ".join(_limits())}'
+    known = ", ".join(code for code in _limits() if language(code).has_spaces)
+    fix = f'Fix: corpus.quality = "none", or a language of {known}'
     if len(languages) > 1:
         raise KieloError(
             f'corpus.quality = "fineweb2": {" and ".join(languages)} have different limits, and a source has '
