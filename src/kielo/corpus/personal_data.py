@@ -67,7 +67,7 @@ def refuse_missing() -> None:
 
 
 def not_masked(kinds: Sequence[str], languages: Sequence[str]) -> str:
-    """Return what is not masked in text of these languages, in words."""
+    """Return, in words, the numbers of these languages that no mask knows."""
     said = []
     without = [code for code in languages if not COUNTRIES.get(code)]
     if "phone" in kinds and without:
