@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kielo.artifact.attempt_files import REFUSAL_FILE
 from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.artifact.scores import (
     FluencyScores,
@@ -83,10 +84,14 @@ def test_a_run_a_checkpoint_and_a_folder_of_weights_are_scored(scored, recipe, t
 
 
 def test_a_watch_prints_a_line_for_each_checkpoint(recipe, tmp_path, capsys, monkeypatch) -> None:
-    """And a line for each task. As JSON the rows alone are on stdout. The watch has no use for a recipe."""
+    """And a line for each task, and for each without a score, by which it exits with 1.
+
+    As JSON the rows alone are on stdout. The watch has no use for a recipe.
+    """
     tasks = [has(task="belebele", metric="acc,none", value=0.5, standard_error=0.0125, chance=0.25)]
     scores = has(
         bits_per_byte=has(model=1.23456), sets=[has(name="news", bits_per_byte=0.98765)], tasks=tasks,
+        unscored_tasks={},
         minimal_pairs=has(all=has(likelihood=0.75)), fluency=has(languages={"et": 0.875, "en": 0.125}),
     )  # fmt: skip
     more = {"is_base": False, "masked_scores": None, "scores": scores, "seconds": 7.0}
@@ -94,7 +99,8 @@ def test_a_watch_prints_a_line_for_each_checkpoint(recipe, tmp_path, capsys, mon
     asked = []
 
     def run(watch: Any, is_once: bool) -> None:
-        asked.append((watch.run_folder, is_once))
+        asked.append((watch.run_folder, is_once, watch.recipe.evaluate.tasks))
+        watch.without_task = len(scores.unscored_tasks)
         watch.show(row)
         watch.tell("the end")
 
@@ -104,7 +110,11 @@ def test_a_watch_prints_a_line_for_each_checkpoint(recipe, tmp_path, capsys, mon
         "writes et 88 %, en 12 % · 7.0 s\n  belebele acc,none 0.500 ± 0.013, chance 0.250\nthe end\n"
     )
     assert said(capsys, "evaluate", recipe, "--watch", "--once", "--json") == '{"step": 200}\n'
-    assert asked == [(tmp_path / "run", False), (tmp_path / "run", True)]
+    scores.unscored_tasks = {"b": "no data"}
+    assert main(["evaluate", str(recipe), "--watch", "--tasks", "belebele,b"]) == 1
+    assert capsys.readouterr().out.endswith("chance 0.250\n  no score of b: no data\nthe end\n")
+    run_folder = tmp_path / "run"
+    assert asked == [(run_folder, False, ()), (run_folder, True, ()), (run_folder, False, ("belebele", "b"))]
     for words, told in (
         (("--once",), "--once needs --watch. Fix: "),
         ((recipe, "--watch"), "--watch scores a run's own checkpoints. Fix: "),
@@ -134,6 +144,31 @@ def test_tasks_are_tabled_and_those_without_a_score_are_named(scored, recipe, ca
     assert asked == [("xcopa_et", "bundle:et"), ()]
     assert main(["evaluate", str(recipe), "--tasks", "bundle:xx"]) == 1
     assert "no bundle is called 'bundle:xx'. Fix: bundle:da, bundle:en" in capsys.readouterr().err
+
+
+def test_json_of_ranks_is_alone_on_stdout(scored, recipe, capsys, monkeypatch) -> None:
+    def make(*_: Any) -> SimpleNamespace:
+        print("task b: 9 questions")
+        return has(bits_per_byte=1.5)
+
+    monkeypatch.setattr("kielo.cli.evaluate.resolve_here", lambda *_: (None, ""))
+    monkeypatch.setattr("kielo.evaluate.score_on_ranks.make_scores_on_ranks", make)
+    assert main(["evaluate", str(recipe), "--ranks", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"bits_per_byte": 1.5} and "task b: 9 questions\n" in told.err
+
+
+def test_a_rank_without_a_known_reason_tells_its_error(recipe, tmp_path, monkeypatch) -> None:
+    """Such as a file system's error without a number."""
+
+    def make(*_: Any) -> None:
+        raise OSError("cannot be read")
+
+    monkeypatch.setattr("kielo.cli.evaluate.resolve_here", lambda *_: (None, ""))
+    monkeypatch.setattr("kielo.evaluate.score_on_ranks.make_scores_on_ranks", make)
+    monkeypatch.setenv(REFUSAL_FILE, str(tmp_path / "refusal"))
+    assert main(["evaluate", str(recipe), "--ranks", "1"]) == 1
+    assert "OSError: cannot be read" in (tmp_path / "refusal").read_text()
 
 
 def test_euroeval_is_told_and_run_if_it_is_here(scored, recipe, tmp_path, capsys, monkeypatch) -> None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.artifact.manifest import MANIFEST_NAME, read_manifest, write_stage
+from kielo.artifact.scores import Scores
 from kielo.artifact.stage_counts import RowMap
 from kielo.cli.main import STAGES, main
 from kielo.recipe.errors import KieloError
@@ -235,6 +236,13 @@ def test_a_second_run_says_which_stages_have_nothing_to_do(stages, recipe, capsy
     assert times["export"] == skipped and times["corpus"]["skipped"] and not times["report"]["skipped"]
     assert run(recipe, "--only", "tokenizer") == 0
     assert capsys.readouterr().out.startswith("── tokenizer\nhash differs\n")
+
+
+def test_a_task_without_a_score_is_told(stages, recipe, monkeypatch, capsys) -> None:
+    found = {Scores: SimpleNamespace(unscored_tasks={"b": "no data"})}
+    monkeypatch.setattr("kielo.stages.make_stages.read_stage_json", lambda _, kind: found.get(kind))
+    assert run(recipe) == 0
+    assert "── evaluate\nno score of b: no data\n" in capsys.readouterr().out
 
 
 class Late(io.StringIO):

@@ -1,5 +1,7 @@
 """Repetition and languages of continuations, by counts of a hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -91,6 +93,16 @@ def test_languages_are_those_of_parts_of_a_text() -> None:
     norwegian = RECIPE.model_copy(update={"language": "nn"})
     text = "Vel ein meny og skriv inn namnet på fila som skal opnast i eit nytt vindauge."
     assert identifier_of(norwegian)(text) == "nn"
+
+
+def test_an_identifier_of_a_file_has_the_codes_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which published models call the languages."""
+    known = {"est_Latn": 0.4, "swe_Latn": 0.35, "xx": 0.25}
+    theirs = SimpleNamespace(probabilities=lambda text: {text: known[text]})
+    monkeypatch.setattr(module, "load_identifier", lambda name: theirs)
+    corpus = RECIPE.corpus.model_copy(update={"language_identifier": "models/theirs.bin"})
+    identify = identifier_of(RECIPE.model_copy(update={"corpus": corpus}))
+    assert [identify(code) for code in known] == ["et", "sv", "xx"]
 
 
 def test_parts_have_the_text_and_about_a_hundred_characters() -> None:

@@ -1,6 +1,7 @@
 """Tasks of the harness on a model whose answers are known: values by hand, and what cannot be scored."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from kielo.artifact.task_result import QUESTIONS_NAME
 from kielo.evaluate.contender import Contender
 from kielo.evaluate.tasks import Place, score_tasks
+from kielo.evaluate.tasks_data import harness_surroundings, quiet_bars
 from kielo.recipe.cards import BundledTask, TaskBundle, task_bundle, task_bundles
 from kielo.recipe.sections import Evaluate
 from tests.evaluate.harness_data import write_cached
@@ -56,6 +58,9 @@ BAD_TASKS = {
     "sampling": DATA % "one"
     + "doc_to_text: q\ndoc_to_target: q\noutput_type: generate_until\n"
     + "generation_kwargs: {do_sample: true, temperature: 0.5, until: ['x']}",
+    "unfinished": DATA % "one"
+    + "doc_to_text: q\ndoc_to_target: q\noutput_type: loglikelihood\n"
+    + "process_results: !function more.unfinished",
     "broken": "  a: [",
 }
 Found = tuple[dict[tuple[str, str], Any], dict[str, str]]
@@ -134,6 +139,7 @@ def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(
     (tmp_path / "none.jsonl").write_text("")
     (tmp_path / "one.jsonl").write_text('{"q": "a"}\n')
     (theirs / "utils.py").write_text("import no_such_package\n")
+    (theirs / "more.py").write_text("def unfinished(*_):\n    raise NotImplementedError('later')\n")
     write_own(theirs, GOOD)
     row = {"flores_passage": "a", "question": "b", "correct_answer_num": "1"}
     rows = [row | {f"mc_answer{number}": "c" for number in range(1, 5)}]
@@ -152,11 +158,48 @@ def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(
     assert "kielo prefetch RECIPE --to DIR" in told["belebele_est_Latn"]
     assert "empty" in told["empty"]
     assert "nothing" in told["failing"]
+    assert told["unfinished"] == "NotImplementedError: later"
     assert told["lacking"] == "its file needs the package no_such_package. Fix: pip install no_such_package"
     assert told["sampling"].startswith("the task asks for samples, and a checkpoint is continued greedily")
     assert told["belebele_fin_Latn"].startswith(
         "its bundle is made for version 7 (lm-eval 0.4.12), and lm-eval"
     )
+
+
+def test_a_group_may_ask_a_task_with_other_shots(model: Contender, tmp_path: Path) -> None:
+    """Its result does not stand in for the task's own, nor the other way round."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    text = DATA % "two" + "doc_to_text: q\ndoc_to_target: '0'\ndoc_to_choice: [T, a]\n"
+    text += "output_type: multiple_choice\nfewshot_split: test\n"
+    text = text.replace("FOLDER", str(tmp_path))
+    (theirs / "one.yaml").write_text(f"task: one\ntest_split: test\n{text}")
+    (theirs / "both.yaml").write_text("group: both\ntask:\n  - task: one\n    num_fewshot: 1\n")
+    (tmp_path / "two.jsonl").write_text('{"q": "a"}\n{"q": "b"}\n')
+    settings = Evaluate(tasks=("one", "both"), task_folders=(str(theirs),))
+    found, unscored = score_tasks(model, settings, Place(tmp_path / "results", {}))
+    assert unscored == {}
+    assert [(one.task, one.shots) for one in found if one.metric == "acc,none"] == [("one", 0), ("one", 1)]
+
+
+def test_a_task_that_another_rank_cannot_load_is_not_asked(
+    model: Contender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_own(tmp_path / "a", GOOD)
+    monkeypatch.setattr("kielo.evaluate.tasks.Agreement.gather", lambda self, reason: [reason, "no data"])
+    found = scored(model, tmp_path, "capitals", task_folders=(str(tmp_path / "a"),))
+    assert found == ({}, {"capitals": "no data"})
+
+
+def test_standard_errors_need_no_processes(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The process of a watch cannot have children."""
+    from lm_eval.api.metrics import bootstrap_stderr, mean
+
+    monkeypatch.setattr("multiprocessing.Pool", None)
+    with harness_surroundings(), quiet_bars():
+        # of a half: the root of 1/4 over 100 answers
+        assert bootstrap_stderr(mean, [0.0, 1.0] * 50, 200) == pytest.approx(0.05, rel=0.3)
+    assert capsys.readouterr().out == "" and "DISABLE_MULTIPROC" not in os.environ
 
 
 def test_the_tasks_of_bundles_exist_with_their_versions() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kielo.evaluate.tasks import Place
+from kielo.evaluate.tasks_data import quiet_bars
 from kielo.evaluate.tasks_harness import Harness
 from kielo.evaluate.tasks_own import harness_task, own_tasks_of
 from kielo.evaluate.tasks_wanted import hash_task_folder, wanted_tasks
@@ -95,6 +97,18 @@ def test_finished_scores_stay_current_without_tasks(tmp_path: Path) -> None:
     assert hash_task_folder(str(tmp_path)) != before
     with pytest.raises(KieloError, match="^evaluate.task_folders: there is no folder"):
         hash_task_folder(str(tmp_path / "gone"))
+
+
+def test_results_in_another_precision_have_another_place(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"checkpoint": "1"})
+    assert place.in_precision("fp32") == place
+    assert place.in_precision("bf16").inputs == {"checkpoint": "1", "precision": "bf16"}
+
+
+def test_what_task_files_print_is_hidden(capsys: pytest.CaptureFixture) -> None:
+    with quiet_bars():
+        print("bootstrapping for stddev: mean")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_harness_is_asked_for_before_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

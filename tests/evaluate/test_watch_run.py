@@ -15,6 +15,7 @@ from kielo.artifact.attempt_files import Beginning, End, append
 from kielo.artifact.checkpoint_marks import EXPIRY_SECONDS
 from kielo.artifact.lease import held
 from kielo.artifact.score_history import ScoredCheckpoint, read_history
+from kielo.artifact.scores import BitsPerByte, Scores
 from kielo.checkpoint.publish import prune
 from kielo.corpus.worker_processes import WorkerEnded
 from kielo.evaluate import watch_run
@@ -23,12 +24,18 @@ from kielo.evaluate.watch_run import Watch
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.stages.results import evaluate
-from kielo.stages.watch_checkpoints import watch_of
+from kielo.stages.watch_checkpoints import checkpoint_scorer, watch_of
 from tests.evaluate import test_run
 
 RECIPE = Recipe.model_validate(
     {"name": "tiny", "language": "et", "corpus": {"sources": [{"name": "help", "path": "help.txt"}]}}
 )
+WITHOUT_A_TASK = Scores(
+    model="m", bits_per_byte=BitsPerByte(model=1.5), samples=[], sampling={}, heldout_bytes=1,
+    heldout_documents=1, heldout_tokens=1, sequence_length=8, stride=4, convention="",
+    heldout_documents_in_all=1, training_bytes=0, training_bytes_of_byte_baselines=0, ngram_order=6,
+    unscored_tasks={"b": "no data"},
+)  # fmt: skip
 run_folder = test_run.run_folder  # of a run that the real rooms made
 
 
@@ -148,6 +155,44 @@ def test_a_checkpoint_that_fails_is_passed_over_by_name(watched: Watched) -> Non
     ]
     watched.watch().run(is_once=True)
     assert watched.written == [300, 200]
+
+
+def test_a_task_without_a_score_is_tried_again_by_the_next_watch(watched: Watched) -> None:
+    """A row that lacks a task is followed by a complete row, and that is the last."""
+    watched.save(100)
+    (watched.run / "watch").mkdir()
+
+    def lacking(*given) -> ScoredCheckpoint:
+        return made_score(*given).model_copy(update={"scores": WITHOUT_A_TASK})
+
+    watch = watched.watch(lacking)
+    watch.look()
+    watch.look()
+    assert (watched.written, watch.scored, watch.without_task) == ([100], 1, 1)
+    watch = watched.watch()
+    watch.look()
+    assert (watched.written, watch.scored, watch.without_task) == ([100, 100], 1, 0)
+    watched.watch().look()
+    assert watched.written == [100, 100]
+
+
+def test_a_base_model_of_megatron_is_told_once(watched: Watched, tmp_path: Path) -> None:
+    """Its folder here would be refused, because it has no weights."""
+    watched.save(100)
+    (watched.run / "watch").mkdir()
+    watch, name = watched.watch(), f"megatron:{tmp_path}"
+    model = RECIPE.model.model_copy(update={"weights": name})
+    watch.recipe = RECIPE.model_copy(update={"model": model})
+    watch.look()
+    watch.look()
+    assert watched.told == [f"{name}: a checkpoint of Megatron, so the base model is not scored"]
+    assert watched.written == [100]
+
+
+def test_a_scoring_leaves_stdout_to_the_rows(watched: Watched, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("kielo.evaluate.score_alone.score_alone", lambda *given: print("task b"))
+    checkpoint_scorer(RECIPE, watched.run)(Subject("step_00000100", watched.run))
+    assert capsys.readouterr() == ("", "task b\n")
 
 
 def test_a_full_disk_loses_no_score(watched: Watched, monkeypatch) -> None:

@@ -115,6 +115,14 @@ def test_the_page_answers_what_is_learned_and_forgotten(without_figures) -> None
     ]  # fmt: skip
 
 
+def test_the_share_of_its_own_language_is_by_the_card_and_by_the_identifier(without_figures) -> None:
+    """Bokmål is "nb" in newer scores, and "no" by the identifier."""
+    shares = fluency(0.5).model_copy(update={"languages": {"nb": 0.5, "no": 0.25, "en": 0.25}})
+    recipe = RECIPE.model_copy(update={"language": "nb"})
+    found = words("progress", replace(CONTINUED, recipe=recipe, history=[row(1, 2.0, 1.0, fluency=shares)]))
+    assert found[found.index("Its own text: share in Norwegian Bokmål") + 1] == "75 %"
+
+
 @pytest.mark.parametrize(
     ("estonian", "english", "said"),
     [

@@ -14,6 +14,7 @@ from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.watch import watch
 from kielo.evaluate.euroeval import euroeval_command, run_euroeval
+from kielo.evaluate.evaluation import unscored_in_words
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
@@ -37,11 +38,12 @@ from kielo.stages.attempt import on_ranks, resolve_here
     --json
 """)
 def evaluate(options: argparse.Namespace) -> int:
+    if options.tasks:
+        options.sets = [*options.sets, f"evaluate.tasks={json.dumps(options.tasks.split(','))}"]
     if options.watch:
         if options.ranks is not None or options.precision is not None:
             raise KieloError("--watch scores in one process. Fix: leave out --ranks and --precision")
-        watch(options)
-        return 0
+        return watch(options)
     if options.once:
         raise KieloError(f"--once needs --watch. Fix: kielo evaluate {options.model} --watch --once")
     model = Path(options.model)
@@ -62,8 +64,6 @@ def evaluate(options: argparse.Namespace) -> int:
             else f"{model}: neither a checkpoint (no {INDEX_NAME}) nor a Hugging Face folder (no "
             "config.json); see `kielo checkpoint list RUN`"
         )
-    if options.tasks:
-        options.sets = [*options.sets, f"evaluate.tasks={json.dumps(options.tasks.split(','))}"]
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
     precision: Precision = options.precision or "fp32"
@@ -72,12 +72,13 @@ def evaluate(options: argparse.Namespace) -> int:
         return model if options.recipe else results.newest_checkpoint(folder)
 
     def on_this_rank() -> int:
-        placed, _ = resolve_here(recipe, find_rendezvous().size)
-        scores = (
-            late.evaluate_hugging_face_on_ranks(recipe, placed, folder, model, precision)
-            if is_hugging_face
-            else late.make_scores_on_ranks(recipe, placed, folder, checkpoint, precision)
-        )
+        with keep_stdout_for_json(options.json):
+            placed, _ = resolve_here(recipe, find_rendezvous().size)
+            scores = (
+                late.evaluate_hugging_face_on_ranks(recipe, placed, folder, model, precision)
+                if is_hugging_face
+                else late.make_scores_on_ranks(recipe, placed, folder, checkpoint, precision)
+            )
         return 0 if scores is None else _print(recipe, scores, None, options.json)  # on rank 0
 
     if options.euroeval:
@@ -144,8 +145,8 @@ def _print_tasks(scores: Scores) -> None:
     if rows:
         titles = ("task", "measures", "metric", "value", "standard error", "chance", "questions", "shots")
         print_table(titles, rows)
-    for name, reason in scores.unscored_tasks.items():
-        print_text(f"no score of {name}: {reason}")
+    for said in unscored_in_words(scores):
+        print_text(said)
 
 
 def _euroeval(export: Path, language: str) -> int:

@@ -73,7 +73,7 @@ def parity(options: argparse.Namespace) -> int:
         return code
     if options.precision is not None or options.sequence_length is not None:
         raise KieloError("--precision and --sequence-length: one process has its own. Fix: with --ranks 1")
-    with held(folder):
+    with keep_stdout_for_json(options.json), held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
         print_json(certificate.content())
@@ -83,10 +83,11 @@ def parity(options: argparse.Namespace) -> int:
 
 
 def _parity_on_this_rank(recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
-    placed, _ = resolve_here(recipe, find_rendezvous().size)
-    certificate = certify_on_ranks(
-        recipe, folder, placed_as_trained(placed, folder), options, is_quiet=options.json
-    )
+    with keep_stdout_for_json(options.json):
+        placed, _ = resolve_here(recipe, find_rendezvous().size)
+        certificate = certify_on_ranks(
+            recipe, folder, placed_as_trained(placed, folder), options, is_quiet=options.json
+        )
     if certificate is None:  # rank 0 has it
         return 0
     if options.json:

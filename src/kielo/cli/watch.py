@@ -7,14 +7,18 @@ import sys
 from kielo.artifact.score_history import ScoredCheckpoint
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.cli.terminal import print_text
+from kielo.evaluate.evaluation import unscored_in_words
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.stages.watch_checkpoints import watch_of
 
 
-def watch(options: argparse.Namespace) -> None:
-    """Score the run's checkpoints until it has finished, or once. Ctrl-C ends it, and nothing is lost."""
+def watch(options: argparse.Namespace) -> int:
+    """Score the run's checkpoints until it has finished, or once. Ctrl-C ends it, and nothing is lost.
+
+    Return 1 if a task has no score.
+    """
     if options.recipe is not None:
         raise KieloError(
             f"--watch scores a run's own checkpoints. Fix: kielo evaluate {options.model} --watch"
@@ -31,6 +35,7 @@ def watch(options: argparse.Namespace) -> None:
         found.run(options.once)
     except KeyboardInterrupt:
         print_text(f"stopped: {found.scored} scored now; the same command continues with the others", said_to)
+    return 1 if found.without_task else 0
 
 
 def _print_json_line(row: ScoredCheckpoint) -> None:
@@ -50,6 +55,8 @@ def _print_row(row: ScoredCheckpoint) -> None:
         error = "" if task.standard_error is None else f" ± {task.standard_error:.3f}"
         chance = "" if task.chance is None else f", chance {task.chance:.3f}"
         print(f"  {task.task} {task.metric} {task.value:.3f}{error}{chance}", flush=True)
+    for said in unscored_in_words(row.scores):
+        print_text(f"  {said}")
 
 
 def _masked_parts(scores: MaskedScores) -> list[str]:

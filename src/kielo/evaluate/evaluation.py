@@ -71,6 +71,12 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
     return WantedScores(recipe, run_folder, checkpoint, inputs, section)
 
 
+def unscored_in_words(scores: Scores | None) -> list[str]:
+    """Return a sentence for each task of the recipe that has no score."""
+    unscored = scores.unscored_tasks if scores else {}
+    return [f"no score of {name}: {reason}" for name, reason in unscored.items()]
+
+
 def _own_file(key: str, path: str) -> str:
     place = Path(path).expanduser()
     if key == "minimal_pairs" and place.is_dir():

@@ -131,7 +131,7 @@ def identifier_of(recipe: Recipe) -> Callable[[str], str]:
     codes: dict[str, str] = {}
     # Cards can share a code of the identifier, as Norwegian's two: then the recipe's language is meant.
     for card in (language(recipe.language), *map(language, languages())):
-        for code in card.identifier_codes.get(name, ()):
+        for code in card.codes_of(name):
             codes.setdefault(code, card.code)
 
     def identify(text: str) -> str:

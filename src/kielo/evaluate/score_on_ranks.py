@@ -61,7 +61,8 @@ def make_scores_on_ranks(
         )
         folder = None if world.rank else made[0].folder
         scores = score(contender, wanted.checkpoint.name, recipe, run_folder, folder=folder)
-        scores = with_tasks(scores, contender, recipe, place_of_checkpoint(wanted))
+        place = place_of_checkpoint(wanted).in_precision(precision)
+        scores = with_tasks(scores, contender, recipe, place)
         if world.rank:
             return None
         write_json(made[0].folder, scores)
@@ -85,7 +86,7 @@ def evaluate_hugging_face_on_ranks(
         contender = load_hugging_face_on_ranks(folder, resolved, world, precision)
         scores = score(contender, str(folder), recipe, run_folder)
         place = ranks.on_first(lambda: place_of_folder(run_folder, folder))
-        scores = with_tasks(scores, contender, recipe, place)
+        scores = with_tasks(scores, contender, recipe, place.in_precision(precision))
         return scores if world.rank == 0 else None
 
 

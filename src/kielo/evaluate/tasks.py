@@ -23,14 +23,17 @@ from kielo.artifact.task_result import QUESTIONS_NAME, TaskResult
 from kielo.checkpoint.agreement import Agreement
 from kielo.evaluate.contender import Contender
 from kielo.evaluate.tasks_data import harness_surroundings, quiet_bars
-from kielo.evaluate.tasks_harness import Harness, NotScored
+from kielo.evaluate.tasks_harness import Harness, Loaded, NotScored
 from kielo.evaluate.tasks_wanted import WantedTask
 from kielo.recipe.errors import KieloError, print_text
-from kielo.recipe.sections import Evaluate
+from kielo.recipe.sections import Evaluate, Precision
 
 KIND, VERSION = "task", 1
 # Metrics for which guessing is right once in as many questions as there are choices.
 _ONE_OF_CHOICES = ("acc", "acc_norm", "acc_bytes")
+# Errors of the device or of other ranks, and errors among them that functions of task files raise.
+_NOT_OF_TASKS = (MemoryError, RuntimeError)
+_OF_TASKS = (NotImplementedError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,17 @@ class Place:
     folder: Path
     inputs: Hashes
 
+    def in_precision(self, precision: Precision) -> "Place":
+        """Return the place of results in this precision, apart from results in another precision."""
+        more = {} if precision == "fp32" else {"precision": precision}
+        return replace(self, inputs={**self.inputs, **more})
+
 
 def score_tasks(
     contender: Contender, settings: Evaluate, place: Place
 ) -> tuple[list[TaskScore], dict[str, str]]:
     """Score the tasks of the settings. Return the scores, and each task without a score with its reason."""
-    scores: dict[tuple[str, str], TaskScore] = {}
+    scores: dict[tuple[str, str, int], TaskScore] = {}
     unscored: dict[str, str] = {}
     with harness_surroundings():
         harness = Harness(settings)
@@ -56,28 +64,43 @@ def score_tasks(
             except NotScored as problem:
                 unscored[wanted.name] = str(problem)
                 continue
-            scores |= {(one.task, one.metric): one for one in found}
+            scores |= {(one.task, one.metric, one.shots): one for one in found}
     return list(scores.values()), unscored
 
 
 class _Scoring:
     def __init__(self, contender: Contender, settings: Evaluate, place: Place, harness: Harness) -> None:
         self._contender, self._settings, self._place, self._harness = contender, settings, place, harness
-        self._results: dict[str, TaskResult] = {}
+        # By name and settings, because a group can change the settings of its tasks.
+        self._results: dict[tuple[str, str], TaskResult] = {}
 
     def scores_of(self, wanted: WantedTask) -> Iterator[TaskScore]:
         """Yield the scores of a task, or of the tasks of a group and then the group's own."""
-        loaded = self._harness.load(wanted)
+        loaded = self._load(wanted)
         if loaded.own is not None:
             wanted = replace(wanted, language=loaded.own.language, measures=loaded.own.measures)
+        mine: dict[str, TaskResult] = {}
         for name, task in loaded.tasks.items():
-            if name not in self._results:
-                self._results[name] = self._result(name, task)
-            yield from _scores(self._results[name], wanted)
-        mine = {name: self._results[name] for name in loaded.tasks}
+            key = name, _hash_of_settings(task)  # before it is asked, which changes them
+            if key not in self._results:
+                self._results[key] = self._result(name, task)
+            mine[name] = self._results[key]
+            yield from _scores(mine[name], wanted)
         for name, group in loaded.groups.items():
             if group.has_aggregation:
                 yield from _scores(_of_group(name, group, mine), wanted)
+
+    def _load(self, wanted: WantedTask) -> Loaded:
+        """Load a task. Raise NotScored on every rank if a rank cannot, with the first reason."""
+        loaded = reason = None
+        try:
+            loaded = self._harness.load(wanted)
+        except NotScored as problem:
+            reason = str(problem)
+        first = next(filter(None, Agreement().gather(reason)), None)
+        if first is not None or loaded is None:
+            raise NotScored(first)
+        return loaded
 
     def _result(self, name: str, task: Any) -> TaskResult:
         """Return the task's result, from its folder if it has been scored."""
@@ -90,15 +113,19 @@ class _Scoring:
         inputs = {**self._place.inputs, "task_folder": self._harness.hash_of(name)}
         identity = hash_json([inputs, section])[:8]
         folder = self._place.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{identity}"
+
+        def of_folder() -> TaskResult | None:
+            is_done = is_current(folder, KIND, VERSION, inputs, section)
+            return read_stage_json(folder, TaskResult) if is_done else None
+
         # A rank that reads the folder late could find it finished.
-        done = Agreement().on_first(lambda: is_current(folder, KIND, VERSION, inputs, section))
-        if done and (found := read_stage_json(folder, TaskResult)) is not None:
+        if (found := Agreement().on_first(of_folder)) is not None:
             return found
         try:
             result, samples = _asked(self._contender, name, task, settings)
-        except (MemoryError, RuntimeError):  # of the device or of other ranks
-            raise
-        except Exception as error:  # of the functions of task files
+        except Exception as error:
+            if isinstance(error, _NOT_OF_TASKS) and not isinstance(error, _OF_TASKS):
+                raise
             reason = error if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
             raise NotScored(str(reason)) from error
         if _is_first_rank():

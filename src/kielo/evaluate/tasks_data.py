@@ -6,10 +6,11 @@ the user's own. A path there ends with the commit of the data.
 
 import importlib.util
 import logging
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
@@ -46,6 +47,8 @@ def harness_surroundings(datasets_folder: Path | None = None, is_online: bool = 
         datasets_folder = brought / DATASETS_FOLDER
     states = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
+        # The harness starts processes for standard errors, and the process of a watch cannot have children.
+        stack.enter_context(_set_variable("DISABLE_MULTIPROC", "1"))
         for of, name in ((hub, "HF_HUB_OFFLINE"), (datasets.config, "HF_HUB_OFFLINE")):
             stack.enter_context(_set(of, name, not is_online))
         if datasets_folder is not None:
@@ -74,9 +77,25 @@ def _set(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
+def _set_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextmanager
 def quiet_bars(is_hidden: bool = False) -> Iterator[None]:
-    """Hide the bars of the harness if stderr is no terminal, or if the caller says so."""
+    """Hide the bars of the harness if stderr is no terminal, or if the caller says so.
+
+    What the harness and task files print to stdout is always hidden.
+    """
     with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(StringIO()))
         if is_hidden or not sys.stderr.isatty():
             stack.enter_context(redirect_stderr(StringIO()))
         yield

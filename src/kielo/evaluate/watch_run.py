@@ -17,6 +17,7 @@ from kielo.artifact.attempt_files import End, append_line, read_attempts
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.checkpoint_marks import kept_from_pruning
 from kielo.artifact.lease import Lease
+from kielo.artifact.megatron_folder import FORM
 from kielo.artifact.score_history import WATCH_FOLDER, ScoredCheckpoint, history_path, read_history
 from kielo.artifact.weights_folder import weights_here
 from kielo.corpus.worker_processes import Work, WorkerEnded, start_worker
@@ -57,6 +58,7 @@ class Watch:
     score: Score
     look_seconds: float = LOOK_SECONDS
     scored: int = 0
+    without_task: int = 0  # of those, checkpoints with a task that has no score
     _said: set[str] = field(default_factory=set)
     # Name and inode of subjects that were scored, or passed over by name.
     _done: set[tuple[str, int]] = field(default_factory=set)
@@ -114,6 +116,9 @@ class Watch:
         name = self.recipe.model.weights
         if name is None or self.recipe.train.objective == "masked_tokens" or (name, 0) in self._done:
             return None
+        if name.startswith(FORM):
+            self._tell_once(f"{name}: a checkpoint of Megatron, so the base model is not scored")
+            return None
         if (folder := weights_here(name)) is None:
             self._tell_once(f"{name}: not on this machine, so the base model is not scored")
             return None
@@ -124,7 +129,9 @@ class Watch:
         self._done.add(key)
         try:
             inputs = inputs_of(self.recipe, self.run_folder, subject)
-            if any(row.inputs == inputs for row in [*read_history(self.run_folder), *self._unwritten]):
+            rows = [*read_history(self.run_folder), *self._unwritten]
+            # A task without a score is tried again by the next watch.
+            if any(row.inputs == inputs and not _lacks_a_task(row) for row in rows):
                 return
             row = self.score(self.recipe, self.run_folder, subject)
         except (KieloError, OSError) as error:
@@ -133,6 +140,7 @@ class Watch:
             self.tell(f"{subject.name}: passed over: {reason}")
             return
         self.scored += 1
+        self.without_task += _lacks_a_task(row)
         self.show(row)
         self._unwritten.append(row)
         self._write(permit)
@@ -151,6 +159,10 @@ class Watch:
         if what not in self._said:
             self._said.add(what)
             self.tell(what)
+
+
+def _lacks_a_task(row: ScoredCheckpoint) -> bool:
+    return row.scores is not None and bool(row.scores.unscored_tasks)
 
 
 def _last_end(run_folder: Path) -> End | None:

@@ -220,7 +220,8 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
     for name, shown in _shown_names(sets).items() if has_bits else ():
         yield _bits_label(shown), partial(_bits_cell, name=name, recipe=recipe)
     card = _card(recipe.language)
-    own = card.identifier_codes.get(recipe.corpus.language_identifier, ()) if card else ()
+    of_identifier = card.codes_of(recipe.corpus.language_identifier) if card else ()
+    own = tuple(dict.fromkeys((recipe.language, *of_identifier)))
     yield f"Its own text: share in {language_name(recipe.language)}", partial(_language_cell, codes=own)
     yield "Its own text: repeated words", lambda of: _share_cell(of.fluency.repeated if of.fluency else None)
     yield (

@@ -155,7 +155,8 @@ def on_ranks(arguments: Sequence[str], ranks: int | None, work: Callable[[], int
     except (KieloError, OSError) as error:
         if REFUSAL_FILE not in os.environ:
             raise
-        note_refusal(Refusal(message=sentence(error) or ""))  # the process that started this rank prints it
+        said = sentence(error) or f"{type(error).__name__}: {error}"
+        note_refusal(Refusal(message=said))  # the process that started this rank prints it
         return 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
 from kielo.artifact.run_format import write_run_recipe
-from kielo.artifact.scores import STAGE_FOLDERS, StageTime, Summary
+from kielo.artifact.scores import STAGE_FOLDERS, Scores, StageTime, Summary
 from kielo.artifact.stage_counts import CorpusCounts, RowMap
 from kielo.artifact.stage_json import read_counts, read_json, read_stage_json
 from kielo.artifact.trained_text import refuse_while_trained_on
@@ -28,6 +28,7 @@ from kielo.dataset.pack import pack, pack_share
 from kielo.dataset.pack_sequences import pack_sequences
 from kielo.dataset.packed_sequences import packing_rows
 from kielo.dataset.query import corpus_sample
+from kielo.evaluate.evaluation import unscored_in_words
 from kielo.recipe.errors import KieloError, Stopped, print_text
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -338,6 +339,8 @@ def _verify(invocation: Invocation) -> None:
 def _evaluate(invocation: Invocation) -> None:
     _need(invocation, "corpus", "tokenizer", "tokens", "train")
     evaluate(invocation.recipe, invocation.folder, newest_checkpoint(invocation.folder))
+    for said in unscored_in_words(read_stage_json(invocation.folder / "evaluate", Scores)):
+        print_text(said)
 
 
 def _export(invocation: Invocation) -> None:

@@ -1,6 +1,8 @@
 """The watch of a run's checkpoints, whose scores load torch in a process of their own."""
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,8 @@ def checkpoint_scorer(recipe: Recipe, run_folder: Path) -> Work:
 
     def score(subject: Subject) -> ScoredCheckpoint:
         try:
-            return score_alone(recipe, run_folder, subject)
+            with redirect_stdout(sys.stderr):  # on stdout the watch prints rows alone
+                return score_alone(recipe, run_folder, subject)
         except Exception as error:
             if (said := sentence(error)) is None:
                 raise
