@@ -265,6 +265,7 @@ def test_files_that_do_not_belong_together_are_named(tmp_path) -> None:
         ({"add_bias_linear": True}, "its arguments make it a llama, but it lacks .*bias"),
         ({"padded_vocab_size": 80}, "embed.weight has 64 rows, and the vocabulary 80 tokens"),
         ({"hidden_size": "16"}, "args.hidden_size = '16' is no size"),
+        ({"rope_theta": 5000}, "args.rotary_base = 10000, but args.rope_theta = 5000"),
         ({"num_query_groups": 1}, "queries, keys and values have 48 rows, and should have 36"),
     ],
 )
@@ -289,9 +290,12 @@ def test_unknown_tensors_are_refused_and_other_vectors_told(tmp_path, caplog) ->
 
 
 def test_what_the_arguments_leave_open_is_said(tmp_path) -> None:
+    """Megatron-DeepSpeed has rope_theta in place of rotary_base."""
     from kielo.recipe.sections import Model
 
-    write_legacy(tmp_path, Source(made("llama", layers=2)), 1, 1)
+    changes = {"rotary_base": None, "rope_theta": 5000}
+    write_legacy(tmp_path, Source(made("llama", layers=2)), 1, 1, **changes)
+    assert families.read_hf_config(resolve_weights(f"megatron:{tmp_path}")).rope_theta == 5000
     said = overridden_in_words(Model(weights=f"megatron:{tmp_path}", hidden_size=99))
     for part in (
         "model.hidden_size = 99 (16 there)",
