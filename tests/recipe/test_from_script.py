@@ -1,5 +1,7 @@
 """Launch scripts of Megatron-LM, Megatron-DeepSpeed and transformers as recipes. Values are by hand."""
 
+import json
+import re
 import runpy
 import tomllib
 from pathlib import Path
@@ -160,6 +162,7 @@ MEGATRON = {
     "--fp8-format hybrid --first-last-layers-bf16": {
         "train.precision": "fp8", "train.fp8.kept_in_bf16": ["layers.0", "layers.3"]},
     "--grad-reduce-in-bf16": {"train.gradient_reduce_dtype": "bf16"},
+    "--data-path 1. a 1e+2 b": {"dataset.mixture": {"a": 1.0, "b": 100.0}},
     "--data-path 1 /a/x_text_document 3 /b/x_text_document": {"dataset.mixture": {"a_x": 1, "b_x": 3}},
     "--skip-train-iteration-range 3-5 7-7": {"train.skip_steps": [[3, 5], [7, 7]]},
     "--split 90,10,0": {"dataset.heldout_share": 0.1},
@@ -286,6 +289,23 @@ def test_a_variable_from_outside(tmp_path) -> None:
     assert translated(f"{LLAMA} --min-lr $MIN\n", tmp_path, MIN="2e-4").keys[
         "train.final_learning_rate_ratio"
     ][0] == pytest.approx(0.2)
+
+
+def test_a_configuration_here_is_taken_and_the_rest_of_it_said(tmp_path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "head_dim": 24,
+        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 999,
+        "attention_bias": True, "rms_norm_eps": 1e-6, "initializer_range": 0.01, "embedding_multiplier": 12,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}, "use_cache": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = re.sub(r"--config_overrides \S+", f"--config_name {tmp_path}", CLM)
+    found = translated(f"{command}\n", tmp_path)
+    model = recipe(found, tmp_path).model
+    assert (model.head_dim, model.attention_bias, model.rms_norm_eps) == (24, True, 1e-6)
+    assert (model.initializer_range, model.rope_theta) == (0.01, 5000.0)
+    assert model.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+    assert [row.argument for row in found.rows if row.changes_the_run] == ["embedding_multiplier"]
 
 
 # Lines of #SBATCH and a launcher → nodes and devices of a node.
