@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kielo.artifact import inert_data
 from kielo.artifact.inert_data import read_as_data
 from kielo.artifact.torch_archive import read_archive
 from kielo.artifact.weights_folder import pinned, resolve_weights, weights_here
 from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.megatron_distributed import read_tensors
 from kielo.checkpoint.torch_tensors import tensors_of
 from kielo.models import families
 from kielo.parallel.materialise import local, local_slices, materialise
@@ -265,6 +268,7 @@ def test_files_that_do_not_belong_together_are_named(tmp_path) -> None:
         ({"add_bias_linear": True}, "its arguments make it a llama, but it lacks .*bias"),
         ({"padded_vocab_size": 80}, "embed.weight has 64 rows, and the vocabulary 80 tokens"),
         ({"hidden_size": "16"}, "args.hidden_size = '16' is no size"),
+        ({"rope_theta": 5000}, "args.rotary_base = 10000, but args.rope_theta = 5000"),
         ({"num_query_groups": 1}, "queries, keys and values have 48 rows, and should have 36"),
     ],
 )
@@ -289,9 +293,12 @@ def test_unknown_tensors_are_refused_and_other_vectors_told(tmp_path, caplog) ->
 
 
 def test_what_the_arguments_leave_open_is_said(tmp_path) -> None:
+    """Megatron-DeepSpeed has rope_theta in place of rotary_base."""
     from kielo.recipe.sections import Model
 
-    write_legacy(tmp_path, Source(made("llama", layers=2)), 1, 1)
+    changes = {"rotary_base": None, "rope_theta": 5000}
+    write_legacy(tmp_path, Source(made("llama", layers=2)), 1, 1, **changes)
+    assert families.read_hf_config(resolve_weights(f"megatron:{tmp_path}")).rope_theta == 5000
     said = overridden_in_words(Model(weights=f"megatron:{tmp_path}", hidden_size=99))
     for part in (
         "model.hidden_size = 99 (16 there)",
@@ -347,6 +354,30 @@ def test_a_pickle_of_plain_data_is_what_pickle_reads() -> None:
         assert found == {"x": 1}
 
 
+def test_what_is_too_large_is_not_read(tmp_path, monkeypatch) -> None:
+    """A pickle's size is compared before its bytes are read, and its objects are counted."""
+    torch.save({"a": [1, 2, 3]}, tmp_path / "small.pt")
+    whole = pickle.dumps([[], [], (1, 2, 3, 4)])  # a list, two in it and a tuple
+    monkeypatch.setattr(inert_data, "MOST_OBJECTS", 4)
+    assert read_as_data(whole, "x") == [[], [], (1, 2, 3, 4)]
+    monkeypatch.setattr(inert_data, "MOST_OBJECTS", 3)
+    with pytest.raises(KieloError, match="x: refused: its pickle makes more than 3 objects"):
+        read_as_data(whole, "x")
+    with zipfile.ZipFile(tmp_path / "order.pt", "w") as archive:
+        archive.writestr("a/data.pkl", b"N.")
+        archive.writestr("a/byteorder", b"little" + b" " * 11)
+    with pytest.raises(KieloError, match="not little-endian"):
+        read_archive(tmp_path / "order.pt")
+    monkeypatch.setattr(inert_data, "MOST_BYTES", 10)
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    with pytest.raises(KieloError, match="small.pt: its pickle has .* bytes, and Kielo reads up to 10"):
+        read_archive(tmp_path / "small.pt")
+    (tmp_path / ".metadata").write_bytes(b" " * 11)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    with pytest.raises(KieloError, match=".metadata: its pickle has 11 bytes"):
+        read_tensors(tmp_path, bool)
+
+
 def test_bombs_are_refused(tmp_path) -> None:
     """Deep tuples, a tensor of a terabyte, and a table of tables that hold each other twice."""
     for bomb in (
@@ -376,6 +407,9 @@ def test_bombs_are_refused(tmp_path) -> None:
     (tensor,) = archive.content["model"]["output_layer.weight"].arguments[:1]
     tensor.arguments = (*tensor.arguments[:2], (2**19, 2**19), (2**19, 1), *tensor.arguments[4:])
     with pytest.raises(KieloError, match="of 1,099,511,627,776 bytes ends beyond its storage of 4"):
+        tensors_of(archive, archive.content["model"])
+    tensor.arguments = (*tensor.arguments[:2], (2**19, 2**19), (0, 0), *tensor.arguments[4:])
+    with pytest.raises(KieloError, match="of 1,099,511,627,776 bytes is larger than its storage of 4"):
         tensors_of(archive, archive.content["model"])
     table = state["model"]
     for _ in range(40):

@@ -38,6 +38,12 @@ AS_BASH = {
     "set": "set -- a b; show $# $2 ${1}; shift; show $1",
     "a pipe": "show a 2>&1 | cat -; show b >/dev/stdout",
     "groups": "{ A=1; B=2; }; (C=3); ! false; show $A $B",
+    "braces": 'A=3; for i in {0..3} {a,b}x; do L="$L $i"; done; show $L {08..10} {c..a} '
+    "{5..1..2} x{1,{2,3}}y{,z} '{1,2}' \\{1,2} {1} {a,b {1..$A} ${A}{1,2} {$A,\"b c\"}",
+    "a subshell": "A=1; set -- x; (A=2; set -- y; show $A $1); show $A $1",
+    "local variables": "X=1; Y=2; f() { local X=$X$1 Y; X=${X}b; Z=$X; show $X; }; f a; show $X $Y $Z",
+    "shift by a number": "set -- a b c d; shift 2; show $@; shift 5; show $@",
+    "octal numbers": "A=010; show $((A + 1)) $((10#08 + 0)) $((0x10)) $((00 + 7))",
     "an environment": "A=1 B=2 show c; export D=4 E; show $D",
 }
 
@@ -79,10 +85,11 @@ def test_nothing_is_executed_and_unknown_values_keep_their_names(tmp_path, monke
 def test_what_only_a_job_decides_is_unknown(tmp_path) -> None:
     text = (
         "A=1; B=1; C=1; D=1\nif [ -f x ]; then A=2; B=1; else A=3; fi\n[ -d y ] && C=2\n"
-        "while true; do D=${D}1; break; done\ntrain $A $B $C $D\n"
+        "while true; do D=${D}1; break; done\n"
+        "E=1; F=1; for i in 1 2; do F=1; [ $i = 2 ] && break; E=$i$i; done\ntrain $A $B $C $D $E $F $i\n"
     )
     words = [shown(word) for word, _ in read(tmp_path, text).commands[-1].words]
-    assert words == ["train", "$A", "1", "$C", "$D"]
+    assert words == ["train", "$A", "1", "$C", "$D", "$E", "1", "$i"]
 
 
 def test_values_of_a_job_come_from_its_lines(tmp_path) -> None:
@@ -117,6 +124,8 @@ BROKEN = {
     "a placeholder": ("A=<path> (such as x)\n", "line 1: '(' is not understood"),
     "a function that calls itself": ("f() { f; }\nf\n", "in 30 levels"),
     "a bomb": ("A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 40, "grow beyond"),
+    "a bomb of braces": ("train " + "{a,b}" * 20 + "\n", "grow beyond"),
+    "a long range": ("train {1..900000000}\n", "line 1: {1..900000000} has more than 10,000 words"),
     "deep commands": ("{ " * 500 + "}; " * 500, "levels"),
     "no text": ("\0\0", "no bash script"),
 }  # fmt: skip

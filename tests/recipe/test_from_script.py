@@ -1,5 +1,7 @@
 """Launch scripts of Megatron-LM, Megatron-DeepSpeed and transformers as recipes. Values are by hand."""
 
+import json
+import re
 import runpy
 import tomllib
 from pathlib import Path
@@ -128,9 +130,23 @@ MEGATRON = {
     "--lr-decay-style constant": {"train.final_learning_rate_ratio": 1.0},
     "--lr-decay-iters 200 --lr-decay-style linear": {"train.final_learning_rate_ratio": 0.55},
     "--lr-decay-style WSD --lr-wsd-decay-iters 20": {"train.schedule": "wsd", "train.decay_share": 0.2},
+    "--lr-decay-style WSD --lr-decay-iters 110 --lr-wsd-decay-iters 20 --lr-wsd-decay-style linear": {
+        "train.schedule": "wsd", "train.decay_share": 0.1, "train.final_learning_rate_ratio": 0.55},
+    "--lr-decay-style WSD --lr-decay-iters 200 --lr-wsd-decay-iters 20": {
+        "train.schedule": "linear", "train.final_learning_rate_ratio": 1.0},
+    "--train-tokens 1638400": {"train.tokens": 1_638_400},
+    "--train-tokens 6553600": {"train.tokens": 100 * 64 * 512},
+    "--lr-decay-tokens 6553600 --lr-decay-iters 100 --lr-decay-style linear": {
+        "train.final_learning_rate_ratio": 0.55},
+    "--lr-warmup-tokens 327680": {"train.warmup_share": 0.1},
     "--lr-warmup-iters 10": {"train.warmup_share": 0.1},
     "--lr-warmup-fraction .05": {"train.warmup_share": 0.05},
     "--rotary-base 500000": {"model.rope_theta": 500_000.0},
+    "--rope-theta 500000": {"model.rope_theta": 500_000.0},
+    "--num-key-value-heads 2": {"model.num_key_value_heads": 2},
+    "--group-query-attention": {"model.num_key_value_heads": 1},
+    "--normalization rmsnorm": {"model.model_type": "llama"},
+    "--ds-sequence-parallel-size 2": {"layout.context": 2},
     "--tensor-model-parallel-size 2": {"layout.tensor": 2, "layout.sequence_parallel": False,
                                        "model.vocab_multiple": 256},
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1": {
@@ -146,6 +162,7 @@ MEGATRON = {
     "--fp8-format hybrid --first-last-layers-bf16": {
         "train.precision": "fp8", "train.fp8.kept_in_bf16": ["layers.0", "layers.3"]},
     "--grad-reduce-in-bf16": {"train.gradient_reduce_dtype": "bf16"},
+    "--data-path 1. a 1e+2 b": {"dataset.mixture": {"a": 1.0, "b": 100.0}},
     "--data-path 1 /a/x_text_document 3 /b/x_text_document": {"dataset.mixture": {"a_x": 1, "b_x": 3}},
     "--skip-train-iteration-range 3-5 7-7": {"train.skip_steps": [[3, 5], [7, 7]]},
     "--split 90,10,0": {"dataset.heldout_share": 0.1},
@@ -198,7 +215,10 @@ NOT = {
     "--moe-router-topk 2": (LLAMA, "no family has experts"),
     "--lr-decay-style inverse-square-root": (LLAMA, "there is no inverse-square-root"),
     "--optimizer muon": (LLAMA, "the recipe has AdamW"),
-    "--no-such-argument 3": (LLAMA, "Kielo does not know this argument of Megatron"),
+    "--no-such-argument 3": (
+        LLAMA,
+        "changes the run, perhaps: Kielo does not know this argument of Megatron",
+    ),
     "--load /other": (LLAMA, "the line `weights`"),
     "--data-args-path absent.txt": (LLAMA, "this file is not here"),
     "stray": (LLAMA.replace("--lr-decay-style cosine", "--swiglu"), "it belongs to no argument"),
@@ -269,6 +289,42 @@ def test_a_variable_from_outside(tmp_path) -> None:
     assert translated(f"{LLAMA} --min-lr $MIN\n", tmp_path, MIN="2e-4").keys[
         "train.final_learning_rate_ratio"
     ][0] == pytest.approx(0.2)
+
+
+def test_a_configuration_here_is_taken_and_the_rest_of_it_said(tmp_path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "head_dim": 24,
+        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 999,
+        "attention_bias": True, "rms_norm_eps": 1e-6, "initializer_range": 0.01, "embedding_multiplier": 12,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}, "use_cache": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = re.sub(r"--config_overrides \S+", f"--config_name {tmp_path}", CLM)
+    found = translated(f"{command}\n", tmp_path)
+    model = recipe(found, tmp_path).model
+    assert (model.head_dim, model.attention_bias, model.rms_norm_eps) == (24, True, 1e-6)
+    assert (model.initializer_range, model.rope_theta) == (0.01, 5000.0)
+    assert model.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+    assert [row.argument for row in found.rows if row.changes_the_run] == ["embedding_multiplier"]
+
+
+# Lines of #SBATCH and a launcher → nodes and devices of a node.
+MACHINES = {
+    "one launcher a node": ("gpus-per-node=8 ntasks-per-node=1 nodes=4", "python", (4, 8)),
+    "a task a device": ("ntasks-per-node=8 nodes=4", "srun python", (4, 8)),
+    "a launcher in a task": ("ntasks-per-node=1 nodes=4", "srun torchrun --nproc_per_node 8", (4, 8)),
+    "devices of the job": ("gpus=32 nodes=4", "srun python", (4, 8)),
+    "devices of the job in one task a node": ("gpus=a100:32 ntasks-per-node=1 nodes=4", "python", (4, 8)),
+    "processes of MPI": ("nodes=4", "mpirun -np 32 python", (4, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "launcher", "expected"), MACHINES.values(), ids=MACHINES)
+def test_the_devices_of_a_job(lines, launcher, expected, tmp_path) -> None:
+    head = "".join(f"#SBATCH --{line}\n" for line in lines.split())
+    command = LLAMA.replace("torchrun --nproc_per_node 8 --nnodes 2", launcher).lstrip()
+    machine = translated(f"{head}{command}\n", tmp_path).machine
+    assert (machine.nodes, machine.devices_per_node) == expected
 
 
 # --- The tables

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from kielo.recipe.errors import KieloError
 
 MOST_BYTES = 512 * 2**20  # the table of a model of a trillion parameters has less
+MOST_OBJECTS = 20_000_000  # lists, tables, tuples and calls: one of a byte takes 60 and more
 _MOST_DEPTH = 100
 _MOST_WAITING = 100_000  # values on the stack; pickles add at most 1,000 to a list at once
 # Objects of checkpoints, in their modules of Python 3 and 2.
@@ -43,6 +44,12 @@ _LITERALS = {
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
 _TUPLE_SIZES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+# Opcodes that make no object with others in it.
+_PLAIN = {
+    *_LITERALS, *_CONSTANTS, "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "PUT", "BINPUT",
+    "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
+    "ADDITEMS", "BUILD",
+}  # fmt: skip
 _MARK = object()
 
 
@@ -74,14 +81,19 @@ class Made:
         return self.what.name
 
 
+def check_size(number: int, where: str) -> None:
+    """Raise KieloError for a pickle of more bytes than any checkpoint's. To be called before it is read."""
+    if number > MOST_BYTES:
+        raise KieloError(f"{where}: its pickle has {number:,} bytes, and Kielo reads up to {MOST_BYTES:,}")
+
+
 def read_as_data(data: bytes, where: str, plain_under: str | None = None) -> Any:
     """Return the content of a pickle as plain data. where: its file, for messages.
 
     plain_under: the key of the content under which unknown packages are accepted. Raise KieloError for names
     that no checkpoint needs, for tuples nested too deep, and for damage.
     """
-    if len(data) > MOST_BYTES:
-        raise KieloError(f"{where}: its pickle has {len(data):,} bytes, and Kielo reads up to {MOST_BYTES:,}")
+    check_size(len(data), where)
     machine = _Machine(where)
     try:
         content = machine.run(data)
@@ -132,8 +144,15 @@ class _Machine:
         self._depths: dict[int, tuple[int, Any]] = {}
 
     def run(self, data: bytes) -> Any:
+        made = 0
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
+            made += name not in _PLAIN
+            if made > MOST_OBJECTS:
+                raise KieloError(
+                    f"{self._where}: refused: its pickle makes more than {MOST_OBJECTS:,} objects, which no "
+                    "checkpoint does. Nothing was run. Fix: fetch the checkpoint again from its publisher"
+                )
             if len(self._stack) > _MOST_WAITING:
                 self._refuse_depth()
             if name in _LITERALS:

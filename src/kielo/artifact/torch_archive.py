@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kielo.artifact.inert_data import read_as_data
+from kielo.artifact.inert_data import check_size, read_as_data
 from kielo.recipe.errors import KieloError
 
 _LOCAL_HEADER_BYTES = 30
+_MOST_OF_ORDER = 16  # bytes of the member that says "little" or "big"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ def _members(
         raise KieloError(f"{path}: a zip without data.pkl, so torch.save did not write it")
     if any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
         raise KieloError(f"{path}: compressed, which torch.save never does. Fix: save it again by torch.save")
-    if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+    check_size(members["data.pkl"].file_size, str(path))
+    order = members.get("byteorder")
+    if order is not None and (order.file_size > _MOST_OF_ORDER or archive.read(order) != b"little"):
         raise KieloError(f"{path}: not little-endian, which Kielo does not read")
     storages = {}
     for name, member in members.items():

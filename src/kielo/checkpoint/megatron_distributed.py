@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.inert_data import Made, read_as_data
+from kielo.artifact.inert_data import Made, check_size, read_as_data
 from kielo.artifact.torch_archive import read_archive
 from kielo.checkpoint.split_tensor import FilePart, SplitTensor, assembled
 from kielo.checkpoint.torch_tensors import tensor_of
@@ -20,6 +20,7 @@ def read_tensors(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sp
     """Return each wanted tensor with its parts. KieloError for files and chunks that are missing."""
     path = folder / ".metadata"
     try:
+        check_size(path.stat().st_size, str(path))
         content = read_as_data(path.read_bytes(), str(path))
     except OSError as error:
         raise KieloError(

@@ -86,4 +86,9 @@ def _checked(
             f"{archive.path}: cut short or damaged: {name} of {math.prod(shape) * item_bytes:,} bytes ends "
             f"beyond its storage of {size:,}"
         )
+    if math.prod(shape) * item_bytes > size:  # a stride of 0 repeats elements without end
+        raise KieloError(
+            f"{archive.path}: refused: {name} of {math.prod(shape) * item_bytes:,} bytes is larger than its "
+            f"storage of {size:,}"
+        )
     return SplitTensor.of_file(archive.path, StoredTensor(dtype, shape, begin, strides))

@@ -83,7 +83,10 @@ def _open(arguments: "_Settings") -> Iterator[str]:
     kind, model = arguments.get("tokenizer_type"), arguments.get("tokenizer_model")
     named = model or arguments.get("tokenizer_name_or_path") or arguments.get("vocab_file")
     yield f"its tokenizer is not in it ({kind or 'no tokenizer_type'}{f', {named}' if named else ''})"
-    missing = [key for key in ("rotary_base", "normalization", "bias_gelu_fusion") if not arguments.has(key)]
+    settings = ("rotary_base", "normalization", "bias_gelu_fusion")
+    missing = [key for key in settings if not arguments.has(key)]
+    if arguments.has("rope_theta") and "rotary_base" in missing:
+        missing.remove("rotary_base")
     if missing:
         yield f"its arguments lack {', '.join(missing)}, so Megatron's defaults hold"
     yield "its optimiser is not read: moments, learning rate and data start again from zero"
@@ -214,7 +217,10 @@ def _epsilon(arguments: _Settings) -> float:
 
 
 def _rope(arguments: _Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_theta": float(arguments.get("rotary_base", default=10_000))}
+    base = arguments.get("rotary_base", "rope_theta", default=10_000)  # the second is Megatron-DeepSpeed's
+    if (other := arguments.get("rope_theta", default=base)) != base:
+        raise KieloError(f"{arguments.path}: args.rotary_base = {base}, but args.rope_theta = {other}")
+    found: dict[str, Any] = {"rope_theta": float(base)}
     if (factor := arguments.get("rotary_seq_len_interpolation_factor")) not in (None, 1):
         found["rope_scaling"] = {"rope_type": "linear", "factor": float(factor)}
     if arguments.get("use_rope_scaling", default=False):

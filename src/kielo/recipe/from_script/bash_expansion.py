@@ -17,6 +17,7 @@ _ASIDE = 0xE100  # from here on stand signs that a shell would read
 _MARKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _BLANKS = (" ", "\t", "\n")
 _MOST_CHARACTERS = 5_000_000
+_MOST_OF_RANGE = 10_000
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]", re.ASCII)
 _PARAMETER = re.compile(
     r"(?P<sign>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9@*#?]+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)",
@@ -64,17 +65,38 @@ class Expansion:
     def fields(self, raw: Text) -> list[Text]:
         """Return the words that a word becomes: none for an empty variable, several for a list."""
         found: list[Text] = []
-        is_open = False
-        for character, place, is_quoted in self.expanded(raw):
-            if character == _FIELD or (character in _BLANKS and not is_quoted):
-                is_open = False
-                continue
-            if not is_open:
-                found.append([])
-                is_open = True
-            if character:
-                found[-1].append((character, place))
+        for word in self._braced(raw):
+            is_open = False
+            for character, place, is_quoted in self.expanded(word):
+                if character == _FIELD or (character in _BLANKS and not is_quoted):
+                    is_open = False
+                    continue
+                if not is_open:
+                    found.append([])
+                    is_open = True
+                if character:
+                    found[-1].append((character, place))
         return found
+
+    def _braced(self, raw: Text) -> list[Text]:
+        """Return the words that {a,b} and {1..3} outside of quotes make. Bash expands them first of all."""
+        at = 0
+        while at < len(raw):
+            if raw[at][0] == "{":
+                parts, end = _alternatives(raw, at)
+                self._spend(20 * len(parts) * len(raw), raw)  # each is read again
+                if parts:
+                    return [word for part in parts for word in self._braced(raw[:at] + part + raw[end:])]
+            at = closing(raw, at) if raw[at][0] in "\\'\"`$" else at + 1
+        return [raw]
+
+    def _spend(self, characters: int, raw: Text) -> None:
+        self._left -= characters
+        if self._left < 0:
+            raise KieloError(
+                f"line {raw[0][1]}: the script's variables grow beyond {_MOST_CHARACTERS:,} characters. Fix: "
+                "write the arguments out"
+            )
 
     def text(self, raw: Text) -> Text:
         """Return the value of an assignment or of a quoted word, without splitting."""
@@ -108,12 +130,7 @@ class Expansion:
             else:
                 found.append((character, place, is_quoted))
             at = end
-        self._left -= len(found)
-        if self._left < 0:
-            raise KieloError(
-                f"line {raw[0][1]}: the script's variables grow beyond {_MOST_CHARACTERS:,} characters. Fix: "
-                "write the arguments out"
-            )
+        self._spend(len(found), raw)
         return found
 
     def _dollar(self, raw: Text, at: int, end: int, is_quoted: bool) -> tuple[Quoted, int]:
@@ -266,7 +283,8 @@ class Expansion:
         if level > 20 or len(text) > 2000 or unknown_names(text):
             raise ValueError(text)
         text = re.sub(r"\b10#0*(?=\d)", "", text.strip() or "0").replace("&&", " and ").replace("||", " or ")
-        text = re.sub(r"(?<![\w.])0+(?=[1-9])", "", re.sub(r"!(?!=)", " not ", text))
+        text = re.sub(r"(?<![\w.])0(\d+)", lambda found: str(int(found[1], 8)), text)
+        text = re.sub(r"!(?!=)", " not ", text)
         return self._of_tree(ast.parse(text.strip(), mode="eval").body, level)
 
     def _of_tree(self, node: ast.expr, level: int) -> int:
@@ -317,6 +335,46 @@ _COMPARISONS: dict[type, Callable[[int, int], bool]] = {
 def _unescaped(text: str) -> str:
     signs = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
     return re.sub(r"\\(.)", lambda found: signs.get(found[1], found[0]), text)
+
+
+def _alternatives(raw: Text, at: int) -> tuple[list[Text], int]:
+    """Return what the brace at `at` stands for, nothing for a plain brace, and the index after its end."""
+    parts: list[Text] = []
+    depth, begin, here = 0, at + 1, at + 1
+    while here < len(raw):
+        character = raw[here][0]
+        if character in "\\'\"`$":
+            here = closing(raw, here)
+            continue
+        if character == "}" and not depth:
+            parts.append(raw[begin:here])
+            return (parts if len(parts) > 1 else _range(raw[begin:here])), here + 1
+        if character == "," and not depth:
+            parts.append(raw[begin:here])
+            begin = here + 1
+        depth += (character == "{") - (character == "}")
+        here += 1
+    return [], at + 1
+
+
+def _range(inside: Text) -> list[Text]:
+    """Return the numbers or letters of FIRST..LAST or FIRST..LAST..STEP, nothing for another text."""
+    found = re.fullmatch(r"(-?\d{1,9}|[A-Za-z])\.\.(-?\d{1,9}|[A-Za-z])(?:\.\.(-?\d{1,9}))?", plain(inside))
+    if found is None or found[1].isalpha() != found[2].isalpha():
+        return []
+    is_text = found[1].isalpha()
+    first, last = (ord(one) if is_text else int(one) for one in (found[1], found[2]))
+    step = (abs(int(found[3] or 1)) or 1) * (1 if last >= first else -1)
+    if abs(last - first) // abs(step) > _MOST_OF_RANGE:
+        raise KieloError(
+            f"line {inside[0][1]}: {{{plain(inside)}}} has more than {_MOST_OF_RANGE:,} words. Fix: write "
+            "the arguments out"
+        )
+    is_padded = any(re.match(r"-?0\d", one) for one in (found[1], found[2]))
+    width = max(len(found[1]), len(found[2])) if is_padded else 0
+    numbers = range(first, last + (1 if step > 0 else -1), step)
+    words = [chr(one) if is_text else f"{one:0{width}}" for one in numbers]
+    return [[(character, inside[0][1]) for character in word] for word in words]
 
 
 def _split(text: Text, sign: str) -> list[Text]:

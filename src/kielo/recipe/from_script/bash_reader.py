@@ -22,6 +22,7 @@ from kielo.recipe.from_script.bash_syntax import (
     Negated,
     Node,
     Simple,
+    Subshell,
     Test,
     Text,
     While,
@@ -150,6 +151,8 @@ class _Reader:
         self._commands = 0
         self._level = 0
         self._is_assumed = False  # True after a command that is taken to succeed
+        self._is_cut = False  # True after `break` or `continue` in a `for`
+        self._local: list[Variables] = []  # of each function that runs, outer values of its local variables
 
     @property
     def _variables(self) -> Variables:
@@ -222,6 +225,11 @@ class _Reader:
             return self._run_for(node)
         if isinstance(node, While):
             return self._run_while(node)
+        if isinstance(node, Subshell):
+            before, arguments = self._copied(), self.expansion.arguments
+            result = self.run(node.body)
+            self.expansion.variables, self.expansion.arguments = before, arguments
+            return result
         self._functions[node.name] = node.body
         return True
 
@@ -283,9 +291,15 @@ class _Reader:
         words = [word for raw in node.words for word in self.expansion.fields(raw)]
         if not node.name or any(unknown_names(plain(word)) for word in words):
             return self._run_branches([(_UNDECIDED, node.body)])
+        outer, self._is_cut = self._is_cut, False
+        outcomes = [self._copied()]
         for word in words:
             self._variables[node.name] = [word]
             self.run(node.body)
+            outcomes.append(self._copied())
+        if self._is_cut:  # which rounds ended early is not followed
+            self._merge(outcomes)
+        self._is_cut = outer
         return True
 
     def _run_while(self, node: While) -> bool | None:
@@ -309,6 +323,8 @@ class _Reader:
         words = [word for raw in node.words for word in self.expansion.fields(raw)]
         name = plain(words[0]) if words else ""
         is_declaration = not words or name in ("export", "declare", "local", "readonly", "typeset")
+        if self._local and name in ("local", "declare", "typeset") and "-g" not in map(plain, words):
+            self._make_local([one.name for one in node.assignments], [plain(word) for word in words[1:]])
         own = self._variables if is_declaration else self._copied()
         for assignment in node.assignments:
             self._assign(assignment, own)
@@ -320,6 +336,15 @@ class _Reader:
         finally:
             if node.assignments and name not in self._functions:
                 self.expansion.variables = outside
+
+    def _make_local(self, assigned: list[str], declared: list[str]) -> None:
+        """Keep the outer values of a function's local variables. Those without a value here have none."""
+        for name in (*assigned, *declared):
+            if name not in self._fixed and not name.startswith("-"):
+                self._local[-1].setdefault(name, self._variables.get(name, []))
+        for name in declared:
+            if name not in self._fixed:
+                self._variables.pop(name, None)
 
     def _assign(self, given: Assignment, own: Variables) -> None:
         if given.name in self._fixed:
@@ -350,9 +375,14 @@ class _Reader:
         base = os.path.basename(name)
         if name in self._functions:
             before, self.expansion.arguments = self.expansion.arguments, words[1:]
+            self._local.append({})
             result = self.run(self._functions[name])
             self.expansion.arguments = before
+            for variable, values in self._local.pop().items():
+                self._variables.pop(variable, None)
+                self._variables.update({variable: values} if values else {})
             return result
+        self._is_cut |= name in ("break", "continue")
         if name in ("true", ":", "false"):
             return name != "false"
         if name in ("[", "test"):
@@ -366,7 +396,12 @@ class _Reader:
                 self.expansion.arguments = words[2:]
             return True
         if name == "shift":
-            self.expansion.arguments = self.expansion.arguments[1:]
+            given = plain(words[1]) if len(words) > 1 else "1"
+            arguments = self.expansion.arguments
+            if not given.isdecimal():
+                self.expansion.arguments = [unknown(str(n), node.place) for n in range(1, len(arguments) + 1)]
+            elif int(given) <= len(arguments):
+                self.expansion.arguments = arguments[int(given) :]
             return True
         if name == "unset":
             for word in words[1:]:

@@ -107,7 +107,14 @@ class Negated:
     command: "Node"
 
 
-Node = Simple | Test | Commands | If | For | While | Case | Function | Negated
+@dataclass(frozen=True)
+class Subshell:
+    """( commands ), which change no variable outside."""
+
+    body: "Node"
+
+
+Node = Simple | Test | Commands | If | For | While | Case | Function | Negated | Subshell
 
 
 def placed(text: str, file: str = "") -> Text:
@@ -235,7 +242,7 @@ class BashParser:
             return Test(place, [self._text[begin + 2 : self._at - 2]], is_arithmetic=True)
         if self._peek(1) == "(":
             self._at += 1
-            return self._with_redirects(self._closed((")",)))
+            return self._with_redirects(Subshell(self._closed((")",))))
         reads = {
             "{": self._group, "if": self._if, "for": self._for, "select": self._for, "while": self._while,
             "until": self._while, "case": self._case, "function": self._function, "[[": self._double,

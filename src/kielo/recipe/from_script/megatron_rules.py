@@ -108,10 +108,13 @@ def _model(to: Translation, model_type: str | None) -> None:
     else:
         inner = width * 4 * 2 // 3 // 64 * 64 if gated else 4 * width
     to.put("model.intermediate_size", inner, "--ffn-hidden-size")
-    if to.has("--num-query-groups") and to.has("--group-query-attention"):
-        groups = to.value("--num-query-groups")
-        _must_divide(to, heads, groups, "--num-attention-heads", "--num-query-groups")
-        to.put("model.num_key_value_heads", groups, "--num-query-groups", "--group-query-attention")
+    groups = to.value("--num-key-value-heads")  # Megatron-DeepSpeed's
+    if to.has("--group-query-attention"):
+        groups = to.value("--num-query-groups", 1)
+    if groups is not None:
+        of_groups = ("--num-query-groups", "--group-query-attention", "--num-key-value-heads")
+        _must_divide(to, heads, groups, "--num-attention-heads", *of_groups)
+        to.put("model.num_key_value_heads", groups, *of_groups)
     is_bloom_like = family in ("bloom", "gpt2", "gpt_neox", "opt")
     key = "layer_norm_epsilon" if is_bloom_like else "rms_norm_eps"
     to.put(f"model.{key}", to.value("--norm-epsilon", 1e-5), "--norm-epsilon")
@@ -144,17 +147,17 @@ def _family(to: Translation, gated: bool) -> str:
     if to.has("--use-rotary-position-embeddings") or positions == "rotary":
         positions = "rope"
     norm = to.value("--normalization", "LayerNorm")
-    kind = (positions, norm, gated)
-    if kind == ("rope", "RMSNorm", True):
+    kind = (positions, norm.lower(), gated)
+    if kind == ("rope", "rmsnorm", True):
         if to.is_on("--qk-layernorm"):
             return "qwen3"
         if to.is_on("--add-qkv-bias") and to.is_on("--disable-bias-linear"):
             return "qwen2"
         return "mistral" if to.has("--window-size") else "llama"
     families = {
-        ("rope", "LayerNorm", False): "gpt_neox",
-        ("alibi", "LayerNorm", False): "bloom",
-        ("learned_absolute", "LayerNorm", False): "gpt2",
+        ("rope", "layernorm", False): "gpt_neox",
+        ("alibi", "layernorm", False): "bloom",
+        ("learned_absolute", "layernorm", False): "gpt2",
     }
     if kind in families:
         return families[kind]
@@ -298,24 +301,35 @@ def _ramp(to: Translation, size: int, length: int) -> None:
 
 
 def _sequences(to: Translation, samples: str, iters: str, tokens: str = "") -> int | None:
-    """Return a length of the run in sequences."""
+    """Return a length of the run in sequences. Megatron-DeepSpeed takes tokens before the others."""
+    if tokens and to.has(tokens):
+        return to.value(tokens) // to.value("--seq-length")
     if to.has(samples):
         return to.value(samples)
     if to.has(iters):
         return to.value(iters) * (to.keys["train.tokens_per_step"][0] // to.value("--seq-length"))
-    return to.value(tokens) // to.value("--seq-length") if tokens and to.has(tokens) else None
+    return None
+
+
+def _budget(to: Translation) -> int:
+    """Return the sequences of the run. It ends at the first limit of tokens, samples and iterations."""
+    limits = (
+        _sequences(to, "--train-samples", "--train-iters"),
+        _sequences(to, "--train-samples", "--train-iters", "--train-tokens"),
+    )
+    return min((limit for limit in limits if limit is not None), default=0)
 
 
 def _schedule(to: Translation) -> list[dict[str, Any]]:
     """Set budget, warm-up and decay. Return the phases, none if the run has one part."""
     length, step = to.value("--seq-length"), to.keys["train.tokens_per_step"][0]
-    total = _sequences(to, "--train-samples", "--train-iters", "--train-tokens") or 0
+    total = _budget(to)
     sizes = _step_schedule(to, total)
     if sizes:
         total = sum(tokens for tokens, _ in sizes) // length
     budget = ("--train-iters", "--train-samples", "--train-tokens")
     decay = _sequences(to, "--lr-decay-samples", "--lr-decay-iters", "--lr-decay-tokens") or total
-    warm = _sequences(to, "--lr-warmup-samples", "--lr-warmup-iters") or 0
+    warm = _sequences(to, "--lr-warmup-samples", "--lr-warmup-iters", "--lr-warmup-tokens") or 0
     warm = warm or round(to.value("--lr-warmup-fraction", 0.0) * decay)
     if total * length < step or decay <= 0 or not 0 <= warm < decay:
         to.refuse(
@@ -327,7 +341,7 @@ def _schedule(to: Translation) -> list[dict[str, Any]]:
         to.refuse("the final rate is above the peak. Fix: a smaller --min-lr", "--lr", "--min-lr")
         return []
     segment = min(decay, total)
-    names = ("--lr-warmup-samples", "--lr-warmup-iters", "--lr-warmup-fraction")
+    names = ("--lr-warmup-samples", "--lr-warmup-iters", "--lr-warmup-fraction", "--lr-warmup-tokens")
     to.put("train.warmup_share", float(f"{warm / segment:.10g}"), *names)
     ratio = _shape(to, total, decay, warm)
     decays = ("--lr-decay-samples", "--lr-decay-iters", "--lr-decay-tokens")
@@ -419,20 +433,7 @@ def _shape(to: Translation, total: int, decay: int, warm: int) -> float:
         to.put("train.schedule", "linear", "--lr-decay-style")
         return 1.0
     if style == "WSD":
-        part = _sequences(to, "--lr-wsd-decay-samples", "--lr-wsd-decay-iters") or 0
-        to.put("train.schedule", "wsd", "--lr-decay-style")
-        to.put("train.decay_share", float(f"{part / min(decay, total):.10g}"), "--lr-wsd-decay-samples",
-               "--lr-wsd-decay-iters")  # fmt: skip
-        form = to.value("--lr-wsd-decay-style", "exponential")
-        if form == "linear":
-            to.drop("--lr-wsd-decay-style", "the decay is linear")
-        elif to.has("--lr-wsd-decay-style"):
-            to.drop("--lr-wsd-decay-style", f"changes the schedule: the decay is linear, not {form}")
-        else:
-            to.add_default(
-                "--lr-wsd-decay-style", "changes the schedule: the decay is linear, not exponential"
-            )
-        return least
+        return _wsd(to, total, decay, least)
     if style == "linear":
         to.put("train.schedule", "linear", "--lr-decay-style")
         return least + (1 - least) * (1 - done)
@@ -448,6 +449,34 @@ def _shape(to: Translation, total: int, decay: int, warm: int) -> float:
             "to the rate that a longer cosine has there; its shape differs a little",
         )
     return least + (1 - least) * 0.5 * (1 + cos(pi * done))
+
+
+def _wsd(to: Translation, total: int, decay: int, least: float) -> float:
+    """Set a schedule whose last part decays, and return the final rate as a share of the peak."""
+    names = ("--lr-wsd-decay-samples", "--lr-wsd-decay-iters")
+    part = _sequences(to, *names) or 0
+    inside = max(0, part - max(0, decay - total))
+    if not inside:
+        to.put("train.schedule", "linear", "--lr-decay-style")
+        for name in (*names, "--lr-wsd-decay-style"):
+            if to.has(name):
+                to.say(name, TRANSLATED, "the run ends before this decay begins: the rate stays")
+        return 1.0
+    to.put("train.schedule", "wsd", "--lr-decay-style")
+    to.put("train.decay_share", float(f"{inside / min(decay, total):.10g}"), *names)
+    form, done = to.value("--lr-wsd-decay-style", "exponential"), inside / part
+    if form == "linear":
+        to.drop("--lr-wsd-decay-style", "the decay is linear")
+    elif to.has("--lr-wsd-decay-style"):
+        to.drop("--lr-wsd-decay-style", f"changes the schedule: the decay is linear, not {form}")
+    else:
+        to.add_default("--lr-wsd-decay-style", "changes the schedule: the decay is linear, not exponential")
+    rates = {
+        "exponential": 2 * 0.5**done - 1,
+        "cosine": 0.5 * (1 + cos(pi * done)),
+        "minus_sqrt": 1 - done**0.5,
+    }
+    return least + (1 - least) * rates.get(form, 1 - done)
 
 
 def _optimiser(to: Translation) -> None:

@@ -325,7 +325,8 @@ class Translation:
         if self.arguments.kind(given.name) is not None:
             return "without effect beside the other arguments"
         names: dict[str, list[str]] = {name: [] for name in self.arguments.names()}
-        return f"Kielo does not know this argument of {self.engine}{did_you_mean(given.name, names)}"
+        hint = did_you_mean(given.name, names)
+        return f"changes the run, perhaps: Kielo does not know this argument of {self.engine}{hint}"
 
     def finish(self) -> None:
         """Raise KieloError with all complaints."""
@@ -368,9 +369,16 @@ class Machine:
         return self.nodes * self.devices_per_node if self.nodes and self.devices_per_node else None
 
 
-_NODES = ("nnodes", "num_nodes", "nodes", "num_machines", "N")
-_PER_NODE = ("nproc_per_node", "num_gpus", "gpus_per_node", "ntasks_per_node", "npernode", "gpus")
-_ALL = ("num_processes", "np", "ntasks", "n")
+# A number of the job → its arguments. One task of a node can start a process for each device.
+_NUMBERS = {
+    "nodes": ("nnodes", "num_nodes", "nodes", "num_machines", "N"),
+    "processes of a node": ("nproc_per_node", "num_gpus", "npernode"),
+    "devices of a node": ("gpus_per_node",),
+    "processes": ("num_processes", "np"),
+    "devices": ("gpus", "G"),
+    "tasks of a node": ("ntasks_per_node",),
+    "tasks": ("ntasks", "n"),
+}
 
 
 def read_launcher(words: Sequence[tuple[str, str]], into: Translation) -> Machine:
@@ -380,7 +388,7 @@ def read_launcher(words: Sequence[tuple[str, str]], into: Translation) -> Machin
         if not given.name:
             continue
         name = given.name.lstrip("-").replace("-", "_")
-        kind = next((kind for kind, names in _KINDS.items() if name in names), "")
+        kind = next((kind for kind, names in _NUMBERS.items() if name in names), "")
         number = given.values[0].rpartition(":")[2] if given.values else ""
         if kind and number.isdecimal():
             found.setdefault(kind, int(number))
@@ -391,18 +399,27 @@ def read_launcher(words: Sequence[tuple[str, str]], into: Translation) -> Machin
             )
     sbatch = {name.replace("-", "_"): value for name, value in into.script.sbatch.items()}
     for name, value in sbatch.items():
-        kind = next((kind for kind, names in _KINDS.items() if name in names), "")
-        if kind and value.isdecimal():
-            found.setdefault(kind, int(value))
-    nodes, per_node = found.get("nodes"), found.get("devices of a node")
-    if nodes is None and per_node and found.get("processes", 0) % per_node == 0:
-        nodes = found.get("processes", 0) // per_node or None
-    if per_node is None and nodes and found.get("processes", 0) % nodes == 0:
-        per_node = found.get("processes", 0) // nodes or None
+        kind = next((kind for kind, names in _NUMBERS.items() if name in names), "")
+        number = value.rpartition(":")[2]
+        if kind and number.isdecimal():
+            found.setdefault(kind, int(number))
+    return _machine_of(found)
+
+
+def _machine_of(found: dict[str, int]) -> Machine:
+    """Return nodes and their devices. Numbers of processes and devices count before tasks."""
+    nodes = found.get("nodes")
+    per_node = found.get("processes of a node") or found.get("devices of a node")
+    everywhere = found.get("processes") or found.get("devices")
+    if per_node is None and nodes and everywhere and everywhere % nodes == 0:
+        per_node = everywhere // nodes
+    per_node = per_node or found.get("tasks of a node")
+    everywhere = everywhere or found.get("tasks", 0)
+    if nodes is None and per_node and everywhere % per_node == 0:
+        nodes = everywhere // per_node or None
+    if per_node is None and nodes and everywhere % nodes == 0:
+        per_node = everywhere // nodes or None
     return Machine(nodes, per_node)
-
-
-_KINDS = {"nodes": _NODES, "devices of a node": _PER_NODE, "processes": _ALL}
 
 
 def text_of_file(script: Script, path: Path, name: str) -> str | None:

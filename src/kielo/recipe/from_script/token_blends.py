@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from kielo.recipe.from_script.script_arguments import NOT_HONOURED, TRANSLATED, Translation
@@ -83,4 +84,8 @@ def _name(prefix: str, level: int) -> str:
 def _number(word: str) -> float | int | None:
     if re.fullmatch(r"\d+", word):
         return int(word)
-    return float(word) if re.fullmatch(r"\d*\.?\d+(e-?\d+)?", word) else None
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None

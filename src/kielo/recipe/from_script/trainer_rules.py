@@ -32,6 +32,21 @@ _OVERRIDES = {
     "n_embd": "hidden_size", "n_inner": "intermediate_size", "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads", "n_positions": "max_position_embeddings",
 }  # fmt: skip
+# Other names of config.json → the recipe's.
+_OF_CONFIG = _OVERRIDES | {
+    "layer_norm_eps": "layer_norm_epsilon", "activation_function": "hidden_act",
+    "ffn_dim": "intermediate_size", "rotary_emb_base": "rope_theta",
+}  # fmt: skip
+_TAKEN = {
+    *_SHAPE[1:], "head_dim", "max_position_embeddings", "rms_norm_eps", "layer_norm_epsilon", "rope_theta",
+    "rope_scaling", "rotary_pct", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act",
+    "use_parallel_residual", "initializer_range",
+}  # fmt: skip
+# Keys of config.json that change no training of a decoder.
+_IDLE = re.compile(
+    r"_.*|model_type|architectures|(torch_)?dtype|transformers_version|use_cache|pretraining_tp|summary_.*"
+    r"|task_specific_params|\w+_token_id|auto_map|id2label|label2id"
+)
 _USUAL_BLOCK = 1024  # of run_clm.py
 
 
@@ -158,13 +173,18 @@ def _config(to: Translation, name: str, family: str) -> tuple[str, dict[str, Any
     except (ValueError, OSError):
         to.refuse("is no config.json. Fix: a folder with one", "--config_name")
         return family, {}
-    keys = {_OVERRIDES.get(key, key): value for key, value in content.items() if value is not None}
-    known = {
-        key: value
-        for key, value in keys.items()
-        if key in _SHAPE[1:] or key in ("tie_word_embeddings", "rope_theta")
-    }
-    return str(content.get("model_type", family)), known
+    rope = content.pop("rope_parameters", None) or {}  # of transformers 5
+    if "rope_theta" in rope:
+        content["rope_theta"] = rope["rope_theta"]
+    if rope.get("rope_type", "default") != "default":
+        content["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    keys = {_OF_CONFIG.get(key, key): value for key, value in content.items() if value is not None}
+    for key, value in keys.items():
+        if key not in _TAKEN and not _IDLE.fullmatch(key):
+            to.add_default(
+                key, f"changes the model, perhaps: config.json has {json.dumps(value)}; set [model]"
+            )
+    return str(content.get("model_type", family)), {key: keys[key] for key in keys if key in _TAKEN}
 
 
 # --- Batch and schedule
