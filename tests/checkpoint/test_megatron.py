@@ -224,7 +224,7 @@ def test_which_iteration_is_read(tmp_path) -> None:
     assert resolve_weights(f"megatron:{tmp_path}") == tmp_path / "release"
     tracker.unlink()
     refused(f"megatron:{tmp_path}", r"no checkpoint of Megatron: .*Fix: megatron:.*iter_0000009")
-    refused("megatron:nowhere", "there is no folder nowhere")
+    refused("megatron:nowhere", "no such folder, nowhere")
 
 
 def refused(reference: str, why: str) -> None:

@@ -95,7 +95,7 @@ def test_finished_scores_stay_current_without_tasks(tmp_path: Path) -> None:
     before = hash_task_folder(str(tmp_path))
     write_own(tmp_path, GOOD, GOOD)
     assert hash_task_folder(str(tmp_path)) != before
-    with pytest.raises(KieloError, match="^evaluate.task_folders: there is no folder"):
+    with pytest.raises(KieloError, match="^evaluate.task_folders: no such folder"):
         hash_task_folder(str(tmp_path / "gone"))
 
 

@@ -62,7 +62,7 @@ class Named:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What `torch.save` keeps beside the pickle, by its persistent id."""
+    """A reference to bytes that `torch.save` keeps beside the pickle, by its persistent id."""
 
     identity: Any
 

@@ -48,7 +48,7 @@ def resolve_megatron(reference: str) -> Path:
     """Return the folder of the iteration that `megatron:DIR` means. KieloError if there is none."""
     folder = Path(reference.removeprefix(FORM)).expanduser()
     if not folder.is_dir():
-        raise KieloError(f"model.weights = {reference!r}: there is no folder {folder}")
+        raise KieloError(f"model.weights = {reference!r}: no such folder, {folder}")
     if _format(folder) is not None:
         _refuse_unfinished(folder)
         return folder

@@ -1,4 +1,4 @@
-"""What an identifier's thresholds keep of a person's lines, and an identifier learned from samples."""
+"""Measures the share of a person's lines that a threshold keeps, and learns an identifier from samples."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

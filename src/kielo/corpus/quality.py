@@ -174,6 +174,7 @@ class Figures:
                 return
             grams = grams.longer()
 
+    @cached_property
     def repeated_lines(self) -> tuple[int, int]:
         """Return the number of lines that occurred before, and their characters."""
         seen = Counter(self.lines)
@@ -204,7 +205,7 @@ class QualityFilter(DocumentFilter):
     def _repetitions(self, figures: Figures) -> str | None:
         limits, size = self.limits, len(figures.text)
         # Empty lines part others here, and none is counted.
-        if figures.repeated_lines()[0] / len(figures.lines) > limits.max_repeated_lines:
+        if figures.repeated_lines[0] / len(figures.lines) > limits.max_repeated_lines:
             return "repeated lines"
         for grams in figures.ngrams():
             n = grams.n
@@ -227,7 +228,7 @@ class QualityFilter(DocumentFilter):
         if ended / len(lines) < limits.min_ended_lines:
             return "few lines end with a sentence"
         characters = len(figures.text) - figures.text.count("\n")
-        if figures.repeated_lines()[1] / characters > limits.max_repeated_line_characters:
+        if figures.repeated_lines[1] / characters > limits.max_repeated_line_characters:
             return "repeated lines"
         if figures.text.count("\n") / len(figures.words) > limits.max_line_ends_per_word:
             return "lines of few words"

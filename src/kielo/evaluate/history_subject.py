@@ -1,4 +1,4 @@
-"""What gets a row of `watch/history.jsonl`, and the inputs by which the row is known; no torch."""
+"""The subjects of `watch/history.jsonl`, and the inputs by which a row is known; no torch."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from kielo.recipe.sections import Recipe
 
 
 class Subject(NamedTuple):
-    """What is scored: a checkpoint's folder, or the weights from which the run started."""
+    """A checkpoint's folder, or the weights from which the run started."""
 
     name: str
     path: Path

@@ -38,7 +38,7 @@ _OF_TASKS = (NotImplementedError, RecursionError)
 
 @dataclass(frozen=True)
 class Place:
-    """Where the results of a model's tasks are, and the hashes of what they depend on."""
+    """The folder of a model's results of tasks, and the hashes of their inputs."""
 
     folder: Path
     inputs: Hashes

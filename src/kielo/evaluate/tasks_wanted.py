@@ -46,7 +46,7 @@ def task_folder(given: str) -> Path:
     """Return the folder of tasks. Raise KieloError if there is none."""
     folder = Path(given).expanduser().absolute()
     if not folder.is_dir():
-        raise KieloError(f"evaluate.task_folders: there is no folder {folder}. Fix: a folder with task files")
+        raise KieloError(f"evaluate.task_folders: no such folder, {folder}. Fix: a folder with task files")
     return folder
 
 
