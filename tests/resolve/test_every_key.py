@@ -163,6 +163,7 @@ NEEDS_FILES = {
     "follows": "the recipe of another run",
     "model.weights": "a folder of weights", "model.transplant": "a folder of weights",
     "model.transplant_vectors": "a folder of weights",
+    "train.optimiser_from_weights": "a checkpoint of Megatron",
 }  # fmt: skip
 
 

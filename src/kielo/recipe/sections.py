@@ -765,6 +765,10 @@ class TrainIdentity(Section):
     """Multiplication of matrices in fp8."""
     optimiser_state: StateDtype = "fp32"
     """Precision in which moments are kept."""
+    optimiser_from_weights: bool = False
+    """Whether model.weights also give Adam's moments, number of updates and fp32 weights. They must have them
+    whole: a legacy checkpoint of Megatron-LM without distributed optimiser, or a universal checkpoint of
+    DeepSpeed. Only with weights = megatron:FOLDER and optimiser = adamw."""
     gradient_reduce_dtype: ReduceDtype = "fp32"
     """Dtype in which data-parallel ranks send and sum gradients."""
     max_skipped_steps_in_a_row: PositiveInt = 3

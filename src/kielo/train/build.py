@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.hugging_face_import import first_settings, load_first_weights
+from kielo.checkpoint.hugging_face_import import first_settings, load_first_moments, load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
@@ -189,6 +189,8 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
         source_settings = first_settings(identity, placement)
     chunk_tokens = filled(placement.train.loss_chunk_tokens)
     step = build_step(model, mesh, identity.train, placement.layout, chunk_tokens, precision, run.guard)
+    if identity.train.optimiser_from_weights and not is_restored:
+        step.optimiser.resume(load_first_moments(step.optimiser.moments(), identity), begun={})
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
     heldout = _heldout(run, resolved, model, step.forward_backward)
     if precision == "fp8" and fp8.probe_every_steps:
