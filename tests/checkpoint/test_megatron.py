@@ -339,7 +339,7 @@ def test_what_the_arguments_leave_open_is_said(tmp_path) -> None:
         "is read as a llama",
         "all 64 rows of the vocabulary stay",
         "HuggingFaceTokenizer, my/tokenizer",
-        "its optimiser is not read, so moments, learning rate and data start anew: ",
+        "its optimiser is not read, so moments, learning rate and data begin again: ",
     ):
         assert part in said
 

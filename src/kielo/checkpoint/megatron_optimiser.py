@@ -22,7 +22,7 @@ from kielo.recipe.errors import KieloError
 AdamState = Literal["fp32", "exp_avg", "exp_avg_sq"]
 # Ends of the names of tensors that are no parameters.
 _NO_PARAMETERS = ("_extra_state", "inv_freq", "masked_bias")
-_ADVICE = "Fix: train.optimiser_from_weights = false, which starts the moments anew"
+_ADVICE = "Fix: train.optimiser_from_weights = false, which starts the moments at 0"
 
 
 class AdamFacts(NamedTuple):

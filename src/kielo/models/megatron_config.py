@@ -93,9 +93,9 @@ def _open(arguments: "_Settings") -> Iterator[str]:
 
 def _optimiser(folder: Path) -> str:
     if (obstacle := megatron_folder.optimiser_obstacle(folder)) is not None:
-        return f"its optimiser is not read, so moments, learning rate and data start anew: {obstacle}"
+        return f"its optimiser is not read, so moments, learning rate and data begin again: {obstacle}"
     only = "only with train.optimiser_from_weights = true"
-    return f"its moments are taken {only}; learning rate and data start anew"
+    return f"its moments are taken {only}, and learning rate and data begin again"
 
 
 class _Settings:

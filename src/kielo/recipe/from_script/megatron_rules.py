@@ -1,4 +1,4 @@
-"""Megatron-LM's and Megatron-DeepSpeed's arguments to keys of a recipe, beside those of the same value.
+"""Megatron-LM's and Megatron-DeepSpeed's arguments to keys of a recipe.
 
 `megatron_arguments.toml` has the arguments with a key of the same value. The rules for the others are in
 `megatron_model.py`, `megatron_schedule.py`, `megatron_layout.py` and `megatron_data.py`.
