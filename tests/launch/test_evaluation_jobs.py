@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from kielo.artifact.scores import BitsPerByte, Scores
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.cli.main import main
 from kielo.launch.decide_evaluation import decide
+from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation
+from kielo.launch.job_paths import job_paths
+from kielo.launch.job_plan import JobPlan, Wishes
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
 from tests.launch.test_chain import Chain
 
 FLAGS = ["--cluster", "karolina", "--nodes", "2", "--account", "open-00-00", "--hours", "2", "--dry-run"]
@@ -68,7 +74,7 @@ def test_the_scripts_evaluate(written: Path, work: str, flag: str) -> None:
         subprocess.run(["bash", "-n", file], check=True)
     environment, job = ((folder / name).read_text() for name in ("environment.sh", "job.sh"))
     assert f'COMMAND=(evaluate "$FOLDER/recipe.toml"{flag}) ' in environment
-    assert "DECIDE=(python -m kielo.launch.decide_evaluation)" in environment
+    assert "-m kielo.launch.decide_evaluation)\n" in environment
     assert f"\nWORK={work}\n" in job and f"#SBATCH --job-name=viking_7b_{work}\n" in job
     assert "#SBATCH --nodes=2\n" in job and "#SBATCH --time=02:00:00\n" in job
     assert "#SBATCH --signal=USR1@60\n" in job and "JOBS=3\n" in (folder / "submit.sh").read_text()
@@ -142,7 +148,7 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
     ("flags", "told"),
     [
         (["--watch"], "--watch: scores checkpoints. Fix: --evaluate --watch"),
-        (["--evaluate", "--ladder", "1"], "--evaluate: a ladder chooses it itself"),
+        (["--evaluate", "--ladder", "1"], "--evaluate: a ladder only trains"),
         (["--evaluate", "--hours", "0.02"], "--hours 0.02: a job stops 60 s before its end. Fix: --hours 1"),
     ],
 )
@@ -152,3 +158,60 @@ def test_what_does_not_fit_together_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "viking_7b", *FLAGS, *flags]) == 1
     assert told in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_jobs_that_would_end_at_once_are_refused(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without data of a task, held-out text or a checkpoint, and beside jobs of the training or the same."""
+    of = Evaluation(written, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    brought = {"kind": "task", "name": "belebele_est_Latn", "origin": "", "folder": "", "bytes": 1}
+    (tmp_path / "prefetched.json").write_text(json.dumps({"brought": [brought], "made_at": ""}))
+    monkeypatch.setenv("KIELO_PREFETCHED", str(tmp_path))
+    recipe = read_recipe("viking_7b", ["cluster=karolina", 'evaluate.tasks=["xcopa_et","belebele_est_Latn"]'])
+    wishes = Wishes(nodes=2, account="open-00-00", hours=2.0)
+    plan, watch = (plan_evaluation(recipe.recipe, wishes, work) for work in ("evaluate", "watch"))
+    assert {path.path: path.use for path in job_paths(plan)}[str(tmp_path)] == "writes"
+    site = plan.site.model_copy(update={"internet_on_compute_nodes": False})
+
+    def refused(plan: JobPlan, told: str) -> None:
+        with pytest.raises(KieloError, match=told):
+            check_evaluation(plan)
+
+    refused(replace(plan, site=site), "not here yet: the data of the task xcopa_et. Fix: kielo prefetch")
+    refused(plan, "tokens: not made yet, and has the held-out text")
+    with write_stage(of.run / "tokens", "tokens", 1, {}, {}):
+        pass
+    text = (of.folder / "launch.json").read_text()
+    (of.run / "launch/0001/launch.json").write_text(text.replace('"work": "evaluate"', '"work": "train"'))
+    (of.run / "launch/0001/chain").mkdir(exist_ok=True)
+    (of.run / "launch/0001/chain/jobs").write_text("5\n")
+    queue = {"5": "RUNNING None"}
+    found = lambda scheduler, ids: {job: queue[job] for job in ids if job in queue}  # noqa: E731
+    monkeypatch.setattr("kielo.launch.evaluation_jobs.states", found)
+    refused(plan, r"0001: its jobs train this run \(5 RUNNING\), and hold its lease. Fix: --watch")
+    queue.clear()
+    queue["8"] = "PENDING Dependency"
+    refused(plan, r"evaluate_0001: jobs of this work are in the queue already \(8 PENDING\)")
+    of.newest.rename(of.newest.with_name("another"))
+    refused(plan, "no checkpoint yet. Fix: --watch, whose jobs wait for the first")
+    (of.run / "launch/watch_0001/chain/jobs").write_text("8\n")
+    refused(watch, r"watch_0001: jobs of this work are in the queue already")
+
+
+def test_a_watch_is_judged_by_its_history(written: Path, tmp_path: Path) -> None:
+    of = Evaluation(written, tmp_path, "watch")
+    attempt = of_attempt(of.folder)
+    assert decide(of.folder, attempt, 0).outcome == "failed"
+    of.scores({"xcopa_et": "no data"})
+    row = {
+        "step": 40, "tokens": 9, "model": of.newest.name, "inputs": {}, "seconds": 1.0,
+        "scored_at": "2026-11-28T00:00:00+00:00",
+        "scores": json.loads((of.run / "evaluate/scores.json").read_text()),
+    }  # fmt: skip
+    (of.run / "watch").mkdir()
+    (of.run / "watch/history.jsonl").write_text(json.dumps(row) + "\n")
+    assert decide(of.folder, attempt, 0).ends == "finished"
+    assert decide(of.folder, attempt, 1).ends == f"finished, {WITHOUT}"
+    assert decide(of.folder, attempt, 134).outcome == "failed"

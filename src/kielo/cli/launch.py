@@ -209,8 +209,10 @@ def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> N
 
 def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     """Write and submit a job for each number of nodes. A refused job does not stop the others."""
-    for flag in ("nodes", "layout", "jobs", "grace", "evaluate", "watch"):
-        if getattr(options, flag) not in (None, False):
+    if options.evaluate or options.watch:
+        raise KieloError("--evaluate: a ladder only trains. Fix: leave it out beside --ladder")
+    for flag in ("nodes", "layout", "jobs", "grace"):
+        if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself. Fix: leave it out beside --ladder")
     ladder = plan_ladder(recipe, wishes, _numbers(options.ladder))
     if not options.dry_run:

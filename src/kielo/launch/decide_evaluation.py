@@ -15,7 +15,7 @@ from kielo.artifact.attempt_files import EXIT_CODES, read_refusal
 from kielo.artifact.checkpoint_folder import newest_written
 from kielo.artifact.launch_files import Launch
 from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, read_manifest, write_text_atomically
-from kielo.artifact.score_history import history_path
+from kielo.artifact.score_history import history_path, read_history
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_json, read_stage_json
 from kielo.launch.decide import DECISION_NAME, Decision, attempts
@@ -32,10 +32,10 @@ def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decisio
     if code == EXIT_CODES["finished"] and _has_result(launch, attempt):
         return Decision("finished", "", ends="finished")
     tried = attempts(launch / "chain" / "attempts")
-    if code in _ASKED or _is_time_over(launch, tried[-1].started if tried else 0):
+    if code in _ASKED or (tried and _is_time_over(launch, tried[-1].started)):
         return Decision("requeue", "its time ended. What was scored stays, and the next job continues")
     refused = read_refusal(attempt / "refusal.txt")
-    if refused is None and (without := _without_task(launch, attempt)):
+    if refused is None and code == 1 and (without := _without_task(launch, attempt)):
         return Decision("finished", without, ends=f"finished, {without}")
     ended = f"the ranks ended with exit code {code} and without scores; the first error is in {attempt}"
     message = refused.message if refused else ended
@@ -64,12 +64,13 @@ def _without_task(launch: Path, attempt: Path) -> str:
     """Return which tasks have no score if this attempt has written its result, else ""."""
     if not _is_of_attempt(_result_of(launch), attempt):
         return ""
+    run = launch.parents[1]
     if _is_watch(launch):
-        return "a task has no score"
-    scores = read_stage_json(launch.parents[1] / "evaluate", Scores)
-    if scores is None:
-        return ""
-    return "; ".join(f"no score of {name}: {reason}" for name, reason in scores.unscored_tasks.items())
+        every = [row.scores for row in read_history(run)]
+    else:
+        every = [read_stage_json(run / "evaluate", Scores)]
+    unscored = {name: why for scores in every if scores for name, why in scores.unscored_tasks.items()}
+    return "; ".join(f"no score of {name}: {reason}" for name, reason in unscored.items())
 
 
 def _has_result(launch: Path, attempt: Path) -> bool:

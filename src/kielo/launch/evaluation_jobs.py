@@ -54,9 +54,7 @@ def plan_evaluation(recipe: Recipe, wishes: Wishes, work: Work) -> JobPlan:
     place = recipe, site, of_site, partition, wishes, nodes
     wall, grace = round(hours * 3600), wishes.grace_seconds or _GRACE_SECONDS
     if wall <= 2 * grace:
-        raise KieloError(
-            f"--hours {hours:g}: a job is asked to stop {grace} s before its end. Fix: --hours 1"
-        )
+        raise KieloError(f"--hours {hours:g}: a job stops {grace} s before its end. Fix: --hours 1")
     plan = JobPlan(*place, wall, grace, 0, jobs, None, "the jobs evaluate", site_folder, made)
     return replace(plan, work=work)
 
