@@ -35,6 +35,7 @@ from kielo.artifact.weights_folder import (
 )
 from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
 from kielo.evaluate.tasks_harness import fetch_data
+from kielo.evaluate.tasks_wanted import wanted_tasks
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import cluster, is_own_card
 from kielo.recipe.errors import KieloError
@@ -96,6 +97,20 @@ def missing(recipe: Recipe) -> list[str]:
     if tokenizer is not None and is_on_hub(tokenizer) and tokenizer_here(tokenizer) is None:
         found.append(f"the tokenizer {tokenizer}")
     return found
+
+
+def missing_tasks(recipe: Recipe) -> list[str]:
+    """Return the tasks whose data `kielo prefetch` has not brought to this machine.
+
+    Without its folder there are none, because the user's own cache can have their data.
+    """
+    folder = prefetched_folder()
+    found = read_json(folder, Prefetched) if folder is not None else None
+    if found is None:
+        return []
+    names = {one.name for one in found.brought if one.kind == "task"}
+    wanted = (one.name for one in wanted_tasks(recipe.evaluate.tasks))
+    return [f"the data of the task {name}" for name in wanted if name not in names]
 
 
 def own_files(recipe: Recipe) -> list[str]:

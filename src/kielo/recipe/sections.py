@@ -960,13 +960,20 @@ class Evaluate(Section):
     """Lay out questions by the tokenizer's chat template. Only with tasks."""
     task_folders: tuple[str, ...] = ()
     """Folders with tasks: YAML files of lm-eval, and own tasks as TOML files. Only with tasks."""
+    every_steps: int = Field(0, ge=0)
+    """Steps between scores of tasks during training, in the run's own layout and precision. Default: 0, none.
+    Only with tasks and train.objective = next_token."""
 
     @property
     def section(self) -> dict[str, Any]:
-        """Settings as JSON. Later keys are left out at their defaults, so that scores stay current."""
+        """Settings as JSON, without `every_steps`, which changes no score of a checkpoint.
+
+        Later keys are left out at their defaults, so that scores stay current.
+        """
         content, usual = self.model_dump(mode="json"), Evaluate().model_dump(mode="json")
         of_tasks = ("tasks", "shots", "task_limit", "task_seed", "task_chat", "task_folders")
         later = ("made_pairs", "fluency_texts", *of_tasks)
+        del content["every_steps"]
         return {key: value for key, value in content.items() if key not in later or value != usual[key]}
 
     @property

@@ -200,7 +200,7 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
     parts = PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
-    return replace(parts, periodic=tuple(make(parts) for make in run.asked.periodic))
+    return replace(parts, periodic=tuple(make(parts, mesh) for make in run.asked.periodic))
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:

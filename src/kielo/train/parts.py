@@ -69,11 +69,16 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """The requests of a training's caller. `periodic` makes each `Periodic` of a precision's model."""
+    """The requests of a training's caller.
+
+    `ready` refuses what is asked, before anything is built. All ranks call it. `periodic` makes each
+    `Periodic` of a precision's model over the mesh.
+    """
 
     profile_steps: int = 0
     is_saving: bool = True
-    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = ()
+    ready: Callable[[], None] = lambda: None
+    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = ()
 
 
 @dataclass(frozen=True)

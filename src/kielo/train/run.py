@@ -19,7 +19,7 @@ from kielo.artifact.attempt_files import (
 from kielo.artifact.lease import Lease, held
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
-from kielo.parallel.mesh import alike_communicators, communicators
+from kielo.parallel.mesh import Mesh, alike_communicators, communicators
 from kielo.ranks.hang_watch import Progress, silent_seconds
 from kielo.ranks.heartbeat import Heartbeat
 from kielo.ranks.rendezvous import find_rendezvous
@@ -46,21 +46,23 @@ def train(
     resolved: Resolved,
     max_steps: int | None = None,
     profile_steps: int = 0,
-    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = (),
+    ready: Callable[[], None] = lambda: None,
+    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = (),
 ) -> Outcome:
     """Start or continue the run. Called on every rank, and returns the same outcome on each.
 
     The outcome is "finished" (exit code 0), or "requeue" (75) for a run that was stopped by a signal or at
     step `max_steps`, saved, and must be started again. A finished run is left unchanged. An error is recorded
     as "failed" and raised. A refusal before training begins (KieloError: another job works in the folder,
-    another identity, altered tokens) leaves no record. From the third step on `profile_steps` are recorded.
+    another identity, altered tokens, `ready`) leaves no record. From the third step on `profile_steps` are
+    recorded. ready, periodic: see `Asked`.
     """
     is_first = find_rendezvous().rank == 0
     if records.is_finished(resolved):
         return records.nothing_to_do(resolved, is_first)
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
-    asked = Asked(profile_steps, periodic=periodic)
+    asked = Asked(profile_steps, ready=ready, periodic=periodic)
     return _started(resolved, Stop(max_steps, is_first, triggers if is_first else None), asked)
 
 
@@ -108,6 +110,7 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
 def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: Asked) -> Outcome:
     is_first, state, has_begun, is_saving = world.rank == 0, State(), False, asked.is_saving
     refuse_unlike_ranks(resolved, Agreement())
+    asked.ready()
     if is_saving:  # before the records that mention them are touched
         Agreement().on_first(lambda: records.refuse_lost_checkpoints(resolved))
     progress = _progress(resolved, world)
