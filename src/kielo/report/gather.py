@@ -38,7 +38,7 @@ from kielo.artifact.scores import (
 )
 from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonObject, read_stage_json
-from kielo.artifact.verify_results import Parity
+from kielo.artifact.verify_results import PARITY_ON_RANKS, Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
 from kielo.dataset.packed_sequences import PackingRow, packing_rows
 from kielo.recipe.sections import Recipe
@@ -89,6 +89,7 @@ class Gathered:
     export: str | None
     versions: dict[str, str]  # of packages, in the manifests
     history: list[ScoredCheckpoint] = field(default_factory=list)
+    parity_on_ranks: Parity | None = None
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
@@ -120,6 +121,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
         export=str(run_folder / "hf") if export else None,
         versions=_versions(manifests),
         history=read_history(run_folder),
+        parity_on_ranks=read_stage_json(run_folder / PARITY_ON_RANKS, Parity),
     )
 
 

@@ -198,11 +198,15 @@ def pair_share(one: PairAccuracy) -> float:
     return next((share for share in (one.likelihood, one.token) if share is not None), 0.0)
 
 
-def pair_rows(pairs: MinimalPairScores) -> list[tuple[str, ...]]:
-    """Return a row for each paradigm: name, pairs, and share with the half width of its 95 % interval."""
+def pair_rows(pairs: MinimalPairScores, has_terms: bool = False) -> list[tuple[str, ...]]:
+    """Return a row for each paradigm: name, pairs, and share with the half width of its 95 % interval.
+
+    has_terms: rows of terms in place of their paradigms, if there are terms.
+    """
+    groups = pairs.terms if has_terms and pairs.terms else pairs.groups
     return [
         (name, f"{one.pairs:,}", f"{100 * pair_share(one):.1f} ± {100 * Z_95 * pair_error(one):.1f} %")
-        for name, one in {**pairs.groups, "all": pairs.all}.items()
+        for name, one in {**groups, "all": pairs.all}.items()
     ]
 
 
