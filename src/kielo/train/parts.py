@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.artifact.metrics import Row
+from kielo.checkpoint.remote_copies import RemoteCopies
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.replicas import Replicas
 from kielo.ranks.communicator import TimeLimits
@@ -69,11 +70,15 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """The requests of a training's caller. `periodic` makes each `Periodic` of a precision's model."""
+    """The requests of a training's caller. `periodic` makes each `Periodic` of a precision's model.
+
+    copies: on rank 0, the copies of checkpoints at an address.
+    """
 
     profile_steps: int = 0
     is_saving: bool = True
     periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = ()
+    copies: RemoteCopies | None = None
 
 
 @dataclass(frozen=True)
