@@ -198,6 +198,12 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("checkpoint verify a", {"subverb": "verify", "checkpoint": "a", "json": False}),
     ("checkpoint verify a --json", {"subverb": "verify", "checkpoint": "a", "json": True}),
+    ("checkpoint copy a --to s3://b", {
+        "subverb": "copy", "checkpoint": "a", "to": "s3://b", "json": False,
+    }),
+    ("checkpoint copy s3://b/step_1 --to a --json", {
+        "subverb": "copy", "checkpoint": "s3://b/step_1", "to": "a", "json": True,
+    }),
     ("checkpoint average a b --to c", {"subverb": "average", "checkpoints": ["a", "b"], "to": "c"}),
     ("data r --step 3", R | {"step": 3, "json": False}),
     ("data r --step 4 --json", R | {"step": 4, "json": True}),
@@ -234,7 +240,7 @@ SUBVERBS = {
     "plan": ["data", "compare", "explain", "calibrate", "resolve"],
     "verify": ["parity", "layouts", "round-trip", "export", "position-heads"],
     "tokenizer": ["measure", "map"],
-    "checkpoint": ["list", "show", "verify", "average"],
+    "checkpoint": ["list", "show", "verify", "copy", "average"],
 }
 VERBS = (
     "init recipes languages docs completion tokenizer data prefetch run train verify show report checkpoint "

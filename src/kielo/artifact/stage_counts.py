@@ -159,6 +159,7 @@ class RowMap(JsonFile):
 class RawCounts(JsonObject):
     origin: str  # with the version or the commit
     problems: list[str]  # reasons why it is not from the first choice
+    versions: dict[str, str] = {}  # file of an address → its ETag, checksum or date there
 
 
 class CorpusCounts(JsonObject):

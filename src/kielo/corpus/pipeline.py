@@ -14,10 +14,11 @@ from pathlib import Path
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
 from kielo.corpus import filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
+from kielo.corpus.known_corpora import score_filters
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, records, unreadable
-from kielo.corpus.raw_record import BadRecord, Record
+from kielo.corpus.raw_record import BadRecord, OtherRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
@@ -81,6 +82,8 @@ class ReadSources(CorpusStep):
     ) -> None:
         self.source = source.name
         self.count("documents", problem.reason)
+        if isinstance(problem, OtherRecord):
+            return
         if record.number == 0:
             self.count("damaged_bytes", amount=record.path.stat().st_size)
         text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
@@ -185,6 +188,7 @@ def first_pass(
     others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
         ReadSources(sources, corpus.max_document_bytes, workers, rank),
+        *(step for source in corpus.sources for step in _only([source.name], *score_filters(source))),
         *_only(others, filters.NotEmpty()),
         *(_only(own, RepairEncoding()) if corpus.repair_encoding else []),
         *_only(own, filters.Normalise()),

@@ -157,6 +157,7 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         },
         # Manifests without this key stay current.
         **({"encodings": encodings} if any(encodings := [one.encoding for one in corpus.sources]) else {}),
+        **({"least_scores": scores} if (scores := _least_scores(corpus)) else {}),
         "documents": [source.documents for source in corpus.sources],
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
@@ -171,6 +172,11 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         "document_language_threshold": document,
         **(_file_of_identifier(identifier) if identifier not in IDENTIFIERS else {}),
     }
+
+
+def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
+    least = {one.name: [one.min_language_score, one.min_document_score] for one in corpus.sources}
+    return {name: scores for name, scores in least.items() if scores != [None, None]}
 
 
 def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:

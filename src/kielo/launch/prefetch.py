@@ -1,8 +1,8 @@
 """`kielo prefetch`: what a recipe downloads → a folder that is carried to a machine without a network.
 
-Text, weights and tokenizers of the Hugging Face hub, data of evaluation tasks, and wheels. Each part is whole
-or missing, resumes, and is checked: text by its manifest, the hub's files by the hub's own hash, wheels by
-pip. `artifact/prefetched.py` says how a run finds them.
+Text of packages and addresses, weights and tokenizers of the Hugging Face hub, data of evaluation tasks, and
+wheels. Each part is whole or missing, resumes, and is checked: text by its manifest, the hub's files by the
+hub's own hash, wheels by pip. `artifact/prefetched.py` says how a run finds them.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ def missing_tasks(recipe: Recipe) -> list[str]:
 
 def own_files(recipe: Recipe) -> list[str]:
     """Return paths that the recipe names: files of a person, which are not brought."""
-    paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
+    paths = [path for source in recipe.corpus.sources if (path := source.local_path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
     paths += recipe.evaluate.own_files.values()
     paths += recipe.evaluate.task_folders
@@ -237,6 +237,10 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
             extras += ",evaluate"
         if recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data:
             extras += ",quality"
+        if any(".warc" in (source.path or "") for source in recipe.corpus.sources):
+            extras += ",warc"
+        if recipe.checkpoint.copy_to:
+            extras += ",remote"
         if recipe.corpus.words == "icu":
             extras += ",segmentation"
         packages = ["heliport"] if recipe.corpus.language_identifier == "heliport" else []
