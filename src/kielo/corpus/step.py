@@ -26,7 +26,14 @@ _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 # Later keys → their defaults, at which manifests lack them, so that finished corpora stay.
 LATER: JsonTable = {
     key: Corpus.model_fields[key].default
-    for key in ("quality", "repair_encoding", "mask_personal_data", "words")
+    for key in (
+        "quality",
+        "repair_encoding",
+        "mask_personal_data",
+        "words",
+        "near_copies",
+        "near_copies_keep",
+    )
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
