@@ -28,10 +28,10 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus import corpus_stage as corpus_run
-from kielo.corpus.pipeline import run_on_workers
+from kielo.corpus.process_pool import results_in_order
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document
-from tests.faults.faulty_steps import faulty_steps
+from tests.faults.faulty_steps import faulty_work
 from tests.faults.trial import belongings, kielo, refused, rest_marked_full, start, went_well, write_workplace
 
 LINES = [estonian_document(number).replace("\n", " ") for number in range(40)]
@@ -472,28 +472,27 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
         ("our message", KieloError, r"text\.txt, line 3: no"),
         pytest.param("full disk", OSError, r"No space left on device: '/full'", marks=pytest.mark.full),
         pytest.param(
-            "unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2", marks=pytest.mark.full
+            "unsendable", RuntimeError, r"(?s)worker \d of 2.*Unsendable: 1 2", marks=pytest.mark.full
         ),
-        ("out of memory", KieloError, r"worker 1 of 2: out of memory. Fix: fewer corpus\.workers"),
-        ("killed", KieloError, r"worker 1 of 2 was killed by SIGKILL.*corpus\.workers"),
-        pytest.param("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV", marks=pytest.mark.full),
-        ("exit", KieloError, r"worker 1 of 2 ended without an answer \(exit code 3\)"),
+        ("out of memory", KieloError, r"worker \d of 2: out of memory. Fix: fewer corpus\.workers"),
+        ("killed", KieloError, r"worker \d of 2 was killed by SIGKILL.*corpus\.workers"),
+        pytest.param("crashed", KieloError, r"worker \d of 2 was ended by SIGSEGV", marks=pytest.mark.full),
+        ("exit", KieloError, r"worker \d of 2 ended without an answer \(exit code 3\)"),
     ],
 )
 def test_one_worker_ends_all(fault, kind, message):
     """The other worker would wait for ever."""
     with pytest.raises(kind, match=message):
-        run_on_workers(partial(faulty_steps, fault), 2)
+        list(results_in_order(partial(faulty_work, fault), [0, 1], 2, "corpus"))
     assert not multiprocessing.active_children()
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
     """The exception is the worker's own; a note says where in the worker it came from."""
     with pytest.raises(ZeroDivisionError, match="of our own") as caught:
-        run_on_workers(partial(faulty_steps, "bug"), 2)
-    assert (
-        "corpus worker 1 of 2" in caught.value.__notes__[0] and "faulty_steps.py" in caught.value.__notes__[0]
-    )
+        list(results_in_order(partial(faulty_work, "bug"), [0, 1], 2, "corpus"))
+    (note,) = caught.value.__notes__
+    assert note.startswith("In corpus worker ") and "faulty_steps.py" in note
 
 
 @pytest.mark.parametrize("attempt", rest_marked_full(range(3), [0]))

@@ -6,7 +6,7 @@ decodes a record.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -192,11 +192,15 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     elif format == "parquet":
         yield from _parquet_records(path, source)
     else:
-        for number, line in read_lines(path, max_bytes, source.encoding):
-            if line is None:
-                yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
-            elif not is_blank(line):
-                yield Record(path, number, line)
+        yield from line_records(path, read_lines(path, max_bytes, source.encoding), max_bytes)
+
+
+def line_records(path: Path, lines: Iterable[tuple[int, bytes | None]], max_bytes: int) -> Iterator[Record]:
+    for number, line in lines:
+        if line is None:
+            yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
+        elif not is_blank(line):
+            yield Record(path, number, line)
 
 
 def unreadable(path: Path, problem: OSError) -> KieloError:

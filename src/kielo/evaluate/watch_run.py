@@ -20,7 +20,7 @@ from kielo.artifact.lease import Lease
 from kielo.artifact.megatron_folder import FORM
 from kielo.artifact.score_history import WATCH_FOLDER, ScoredCheckpoint, history_path, read_history
 from kielo.artifact.weights_folder import weights_here
-from kielo.corpus.worker_processes import Work, WorkerEnded, start_worker
+from kielo.corpus.process_pool import Work, WorkerEnded, WorkerPool
 from kielo.evaluate.history_subject import Subject, inputs_of
 from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
@@ -33,18 +33,14 @@ def score_in_process(
     make: Callable[[Recipe, Path], Work], recipe: Recipe, run_folder: Path, subject: Subject
 ) -> ScoredCheckpoint:
     """Score by `make`'s function in a new process, which ends with its memory. KieloError, also if killed."""
-    worker = start_worker(f"the scoring of {subject.name}", partial(make, recipe, run_folder), {})
-    try:
-        worker.send(subject)
-        return worker.receive()
-    except WorkerEnded:
-        code = worker.process.exitcode
-        raise KieloError(
-            f"its process ended without scores (exit code {code}); -9 is mostly the kernel, because memory "
-            "ran out. Fix: a machine with more memory"
-        ) from None
-    finally:
-        worker.end()
+    with WorkerPool(partial(make, recipe, run_folder), 1, f"the scoring of {subject.name}", {}) as pool:
+        try:
+            return pool.call(subject)
+        except WorkerEnded as problem:
+            raise KieloError(
+                f"its process ended without scores (exit code {problem.exit_code}); -9 is mostly the kernel, "
+                "because memory ran out. Fix: a machine with more memory"
+            ) from None
 
 
 @dataclass

@@ -350,6 +350,12 @@ class Corpus(Section):
     """Whether the first of equal lines alone is kept. Only with a source of running text that is cleaned."""
     deduplicate_documents: bool = True
     """Whether only the first of equal documents of the corpus is kept. Only with a source of raw text."""
+    near_copies: Literal["none", "fineweb2", "hplt"] = "none"
+    """How near copies of documents are found, by MinHash. fineweb2: runs of 5 words, in 14 bands of 8. hplt:
+    single words, in 17 bands of 15. Only with a source of running text that is cleaned."""
+    near_copies_keep: Literal["longest", "first", "score"] = "longest"
+    """Which document of a cluster of near copies is kept. score: with the largest score in its metadata. Of
+    equal documents the first. Only with near_copies."""
     max_document_bytes: PositiveInt = 10_000_000
     """Bytes of the longest line, page or cell, as stored but decompressed. A longer record is bad. Only with
     raw text."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.score_history import ScoredCheckpoint
-from kielo.corpus.worker_processes import Work
+from kielo.corpus.process_pool import Work
 from kielo.evaluate.history_subject import Subject
 from kielo.evaluate.watch_run import Watch, score_in_process
 from kielo.recipe.errors import KieloError, sentence
