@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_first_moments, load_first_weights
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.optimiser import Optimiser
+from kielo.train.run import train
 from tests.checkpoint.megatron_files import UPDATES, Source, moments, write_legacy, write_universal
 from tests.checkpoint.test_megatron import made
+from tests.train.tiny_run import resolve, write_tokens
 
 LR, DECAY = 1e-2, 0.1
 TRAIN = TrainIdentity(optimiser_from_weights=True, weight_decay=DECAY)
@@ -128,3 +133,32 @@ def test_an_optimiser_that_is_not_whole_is_refused(tmp_path) -> None:
     refused(tmp_path, "the optimiser has no exp_avg of ")
     with_optimiser(param_groups=[first | {"params": first["params"][::-1]}, second])
     refused(tmp_path, "parameter .* of the optimiser is not .*its shape or its rounded values differ")
+
+
+@pytest.mark.full
+def test_a_run_takes_the_state_over_once(tmp_path) -> None:
+    """A run that resumes keeps its own moments, and ends bit for bit as an uninterrupted run."""
+    write_tokens(tmp_path / "a" / "tokens")
+    first = resolve(tmp_path / "a", optimiser_from_weights=True)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**families.hf_config(first.identity.model)))
+    write_legacy(
+        tmp_path / "m", Source(model), 1, 1, rows=70, dtype=torch.bfloat16, adam=True,
+        vocab_size=model.config.vocab_size, make_vocab_size_divisible_by=10,
+    )  # fmt: skip
+    ends = []
+    for name, stops in (("a", (2, 4)), ("b", (4,))):
+        if name != "a":
+            write_tokens(tmp_path / name / "tokens")
+        resolved = resolve(tmp_path / name, optimiser_from_weights=True)
+        weights = {"weights": f"megatron:{tmp_path / 'm'}"}
+        identity = resolved.identity.model_copy(
+            update={"model": resolved.identity.model.model_copy(update=weights)}
+        )
+        for stop in stops:
+            train(resolved.model_copy(update={"identity": identity}), max_steps=stop)
+        path = tmp_path / name / "train" / "checkpoints" / "step_00000004"
+        assert read_plain(path)["optimiser_updates"] == UPDATES + 4
+        ends.append(read_tensors(path))
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -280,7 +280,7 @@ def load_first_weights(
         Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
         state: AdamState | None = None
         if identity.train.optimiser_from_weights:
-            Agreement(group).on_first(lambda: adam_facts(source))  # refuses what is not whole
+            Agreement(group).on_first(lambda: adam_facts(source))  # refuses a partial state
             state = "fp32"
         return load_model_weights(parameters, source, model, group, state=state)
     row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
