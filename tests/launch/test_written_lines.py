@@ -64,7 +64,8 @@ def head(text: str, *shared: str) -> list[str]:
 
 
 SETTINGS = [
-    "SITE=here", "WORKING_FOLDER={here}", "RUN={here}/runs/mine", "FOLDER=/jobs/0001", "NODES=3", "SPARES=0",
+    "SITE=here", "WORKING_FOLDER={here}", "RUN={here}/runs/mine", "FOLDER=/jobs/0001",
+    "WORK=train", "NODES=3", "SPARES=0",
     "DEVICES_PER_NODE=4", "CORES_PER_DEVICE=7", "WALL_SECONDS=7384",
     "GRACE_SECONDS=300 # the ranks are asked to save this long before the end",
     "SILENCE_SECONDS=4000 # without a line in the log, the attempt counts as dead",
