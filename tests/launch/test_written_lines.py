@@ -125,7 +125,7 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
         "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
-        *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:14],
+        *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:15],
         "# architecture: of architecture", "# cpu_bind: of cpu_bind", "# host_suffix: of host_suffix",
         "# node_folder: of node_folder", "ARCHITECTURE=aarch64", "CPU_BIND='mask_cpu:0x1,0x2'",
         "HOST_SUFFIX=-ib", 'NODE_FOLDER="${TMPDIR:-/tmp}"', "# container: of container", "# image: of image",
