@@ -11,6 +11,9 @@ from kielo.artifact.scores import Scores, TaskScore
 from kielo.evaluate.log_tasks import log_tasks
 from kielo.recipe.sections import Recipe
 
+RECIPE = {
+    "name": "tiny", "language": "et", "corpus": {"sources": "text.txt"}, "train": {"wandb": "estonian"},
+}  # fmt: skip
 TASKS = [TaskScore(task="xcopa_et", metric="acc,none", value=0.5, questions=9, shots=0)]
 
 
@@ -37,7 +40,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_tasks_are_scalars_of_the_checkpoints_step(sent: list, tmp_path: Path) -> None:
     """Nothing is written without tasks, nor if the recipe asks for no logger."""
-    recipe = Recipe.model_validate({"name": "tiny", "language": "et", "train": {"wandb": "estonian"}})
+    recipe = Recipe.model_validate(RECIPE)
     log_tasks(recipe, tmp_path, 40, scores([]))
     assert sent == [] and not list(tmp_path.iterdir())
     log_tasks(recipe, tmp_path, 40, scores(TASKS))
@@ -59,7 +62,7 @@ def test_a_logger_that_fails_is_a_warning(
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    recipe = Recipe.model_validate({"name": "tiny", "language": "et", "train": {"wandb": "estonian"}})
+    recipe = Recipe.model_validate(RECIPE)
     log_tasks(recipe, tmp_path, 40, scores(TASKS))
     assert sent[-1] == ("task/xcopa_et/acc", 0.5, 40)
     assert capsys.readouterr().out == (

@@ -18,7 +18,7 @@ from tests.cli.test_run import write_recipe
 def test_ranks_score_checkpoints_as_one_process_does(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Each once, and a damaged checkpoint is passed over by all ranks, which continue with the others."""
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
-    every = ["--set", "checkpoint.every_steps=5"]
+    every = ["--set", "checkpoint.every_steps=5", "--set", "checkpoint.keep_newest=9"]
     assert main(["run", str(recipe), "--to", "train", *every]) == 0
     folders = step_folders(run / "train" / "checkpoints")[::-1]
     assert len(folders) > 2

@@ -28,7 +28,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             "job.sh",
             [r'tasks=\("\$DEVICES_PER_NODE" ', r"\bsrun --export=ALL --nodes=", r"^TORCHRUN=no"],
         ),
-        ("lumi_g", "rank.sh", [r'^exec "\$\{KIELO\[@\]\}" train']),
+        ("lumi_g", "rank.sh", [r'^exec "\$\{KIELO\[@\]\}" "\$\{COMMAND\[@\]\}"$']),
         ("abci3", "job.sh", [r"\bmpirun -np"]),
     ],
     "2 a warning before the end, to all ranks": [

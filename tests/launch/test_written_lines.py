@@ -64,7 +64,8 @@ def head(text: str, *shared: str) -> list[str]:
 
 
 SETTINGS = [
-    "SITE=here", "WORKING_FOLDER={here}", "RUN={here}/runs/mine", "FOLDER=/jobs/0001", "NODES=3", "SPARES=0",
+    "SITE=here", "WORKING_FOLDER={here}", "RUN={here}/runs/mine", "FOLDER=/jobs/0001",
+    "WORK=train", "NODES=3", "SPARES=0",
     "DEVICES_PER_NODE=4", "CORES_PER_DEVICE=7", "WALL_SECONDS=7384",
     "GRACE_SECONDS=300 # the ranks are asked to save this long before the end",
     "SILENCE_SECONDS=4000 # without a line in the log, the attempt counts as dead",
@@ -124,7 +125,7 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
         "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
-        *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:14],
+        *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:15],
         "# architecture: of architecture", "# cpu_bind: of cpu_bind", "# host_suffix: of host_suffix",
         "# node_folder: of node_folder", "ARCHITECTURE=aarch64", "CPU_BIND='mask_cpu:0x1,0x2'",
         "HOST_SUFFIX=-ib", 'NODE_FOLDER="${TMPDIR:-/tmp}"', "# container: of container", "# image: of image",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.metrics import HeldOutLoss, HeldOutScore
+from kielo.artifact.metrics import HeldOutLoss, HeldOutScore, TaskScores
 from kielo.artifact.score_history import ScoredCheckpoint, comparable, read_history
 from kielo.artifact.scores import (
     Accuracy,
@@ -23,7 +23,7 @@ from kielo.recipe.sections import Recipe
 from kielo.report import write
 from kielo.report.compare_progress import progress_rows
 from kielo.report.gather import Gathered, Training
-from kielo.report.progress import answers, bits_curves, masked_curve, samples_over_time
+from kielo.report.progress import answers, bits_curves, masked_curve, samples_over_time, task_curves
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words
 from tests.report.test_encoder_report import SCORES as MASKED
 
@@ -133,6 +133,25 @@ def test_the_share_of_its_own_language_is_by_the_card_and_by_the_identifier(with
 def test_noise_is_not_called_forgetting(estonian: float, english: float, said: list[str]) -> None:
     found = answers(replace(CONTINUED, history=[HISTORY[0], row(1, estonian, english)]))
     assert [sentence.partition(" bits")[0] for _, sentence in found] == said
+
+
+def test_tasks_in_training_are_curves_of_their_own() -> None:
+    """Beside the curve of the history, which has other precision. One score is no curve."""
+    logged = [
+        TaskScores(step=step, tokens=1000 * step, scored_task="belebele", task_scores=task(value))
+        for step, value in ((50, 0.25), (150, 0.375))
+    ]
+    training = Training([], [], [], [], None, logged)
+    history, own = task_curves(replace(CONTINUED, training=training))
+    assert (history.name, history.base, own.name, own.base) == (
+        "belebele",
+        0.5,
+        "belebele, in training",
+        None,
+    )
+    assert (own.tokens, own.values, own.errors) == ([50_000, 150_000], [0.25, 0.375], (0.02, 0.02))
+    once = replace(CONTINUED, training=replace(training, tasks=logged[:1]))
+    assert [curve.name for curve in task_curves(once)] == ["belebele"]
 
 
 def test_without_a_history_the_log_answers(without_figures) -> None:
