@@ -10,13 +10,13 @@ import pytest
 @contextmanager
 def bucket(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Any]:
     """Yield boto3's client of a server with the bucket, which the environment names to all clients."""
-    pytest.importorskip("s3fs")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()  # which know an earlier server
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     boto3 = pytest.importorskip("boto3")
     server.start()
-    host, port = server.get_host_and_port()
+    _, port = server.get_host_and_port()
     values = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "DEFAULT_REGION": "eu-north-1"}
-    for key, value in (values | {"ENDPOINT_URL": f"http://{host}:{port}"}).items():
+    for key, value in (values | {"ENDPOINT_URL": f"http://127.0.0.1:{port}"}).items():
         monkeypatch.setenv(f"AWS_{key}", value)
     try:
         client = boto3.client("s3")

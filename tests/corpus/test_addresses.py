@@ -184,13 +184,12 @@ def test_names_of_sources_at_addresses():
     assert [source.name for source in Corpus(sources=paths).sources] == ["fi", "et", "x"]
 
 
-def test_a_missing_package_is_named_before_anything_is_fetched(tmp_path, web, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+@pytest.mark.parametrize(("package", "fix"), [("aiohttp", "'kielo.remote.'"), ("gcsfs", "gcsfs")])
+def test_a_missing_package_is_named_before_anything_is_fetched(tmp_path, web, monkeypatch, package, fix):
+    monkeypatch.setitem(sys.modules, package, None)
     web.pages["/et.txt"] = Page(TEXT)
-    sources = [f"{web.address}/et.txt", "s3://bucket/b.txt"]
-    with pytest.raises(
-        KieloError, match=r"s3://bucket/b.txt: needs the package s3fs. Fix: pip install 'kielo.remote"
-    ):
+    sources = [f"{web.address}/et.txt", "gs://bucket/b.txt"]
+    with pytest.raises(KieloError, match=rf": needs the package {package}. Fix: pip install {fix}"):
         fetch_sources(Recipe(name="t", language="et", corpus=Corpus(sources=sources)), tmp_path, print)
     assert not web.asked
 

@@ -61,12 +61,12 @@ def test_files_by_their_names():
 def test_columns_of_a_source():
     """Those of the text's fields; conversations are in the first one that is there."""
     pair = source(Path("x"), kind="parallel", text_fields=("t.en", "t.et"))
-    assert pair.columns_of(["x"]) == ("t.en", "t.et") and pair.facts == ()
+    assert pair.columns_of(["x"]) == ("t.en", "t.et") and pair.facts_in(["url", "path"]) == []
     assert column_path("t.en", ["t"]) == ["t", "en"] and column_path("t.en", ["t", "t.en"]) == ["t.en"]
     chats = source(Path("x"), kind="instructions", text_fields=("messages", "conversations"))
     assert chats.columns_of(["conversations", "messages"]) == ("messages",)
     assert chats.columns_of(["conversations"]) == ("conversations",) and chats.columns_of([]) == ("messages",)
-    assert "path" in source(Path("x"), kind="code").facts
+    assert source(Path("x"), kind="code").facts_in(["content", "path"]) == ["path"]
 
 
 @pytest.mark.parametrize("documents", ["paragraphs", "files"])

@@ -39,7 +39,7 @@ class WebServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -130,11 +130,11 @@ class RemoteFiles:
     def _read_on(self, one: RemoteFile, part: Path) -> None:
         if one.bytes is None:
             return self._read_whole(one, part)
+        have = _size(part) if _size(part) <= one.bytes else 0
         with self._opened_in_pieces(one.path) as source, open(part, "ab") as to:
-            if to.tell() > one.bytes:
-                to.truncate(0)
+            to.truncate(have)
             try:
-                source.seek(to.tell())
+                source.seek(have)
                 _copy(source, to)
             except ValueError:
                 raise _NoRanges from None

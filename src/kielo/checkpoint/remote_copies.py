@@ -25,7 +25,7 @@ class RemoteCopies:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
 
     def begin(self, step: int) -> None:
-        """Start to copy what is not copied yet, unless a copy is under way. Report a failure of the last."""
+        """Start to copy new checkpoints, unless a copy is under way. Report a failure of the last copy."""
         if self._process is not None and self._process.poll() is None:
             return
         self._report(step)

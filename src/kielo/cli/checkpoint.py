@@ -25,7 +25,7 @@ SUBVERBS = {
     "list": ("checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged"),
     "show": ("checkpoint:show", "the content of a checkpoint; of a run, of the newest"),
     "verify": ("checkpoint:verify", "read every byte and compare it with its checksum"),
-    "copy": ("checkpoint:copy", "copies at an address such as s3://…, and back, each file verified"),
+    "copy": ("checkpoint:copy", "copies at an address such as s3://…, and back, verified"),
     "average": ("checkpoint:average", "the mean of the weights of several checkpoints of one run"),
 }
 
@@ -123,9 +123,9 @@ def average(options: argparse.Namespace) -> None:
 
 
 @takes("""
-    $ kielo checkpoint copy runs/demo_estonian --to s3://my-bucket/demo_estonian
-    $ kielo checkpoint copy s3://my-bucket/demo_estonian/step_00000088 --to checkpoints
-    RUN_OR_CHECKPOINT as checkpoint  checkpoint, run folder (all its checkpoints), or address of a checkpoint
+    $ kielo checkpoint copy runs/demo_estonian --to s3://my-bucket/run
+    $ kielo checkpoint copy s3://my-bucket/run/step_00000088 --to checkpoints
+    RUN_OR_CHECKPOINT as checkpoint  checkpoint or its address, or run folder: all of it
     --to PLACE!                      address, or, for an address, folder that gets the checkpoint
     --json                           print the names of the copies as JSON
 """)
