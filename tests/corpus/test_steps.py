@@ -162,7 +162,7 @@ def test_xxhash_is_given_bytes(monkeypatch):
     line_hashes(_document("õ"))
     document_hash(_document("õ", "b"))
     _run(LayOutPairs(["{source} {target}"], 0.0, ["et", "en"]), pair)
-    assert [one.decode() for one in hashed] == ["õ", "õ\nb", "õ\0y"]
+    assert list(dict.fromkeys(one.decode() for one in hashed)) == ["õ", "õ\nb", "õ\0y"]
 
 
 def test_words_are_split_once_and_follow_their_lines():

@@ -30,6 +30,7 @@ from kielo.corpus import mojibake, near_copies, personal_data
 from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
+from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
@@ -267,7 +268,16 @@ def _conclude(
     for source in read:
         left = {f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
         described.append(source.model_copy(update=left | _changes(source.name, tallies)))
-    write_json(folder, Funnel(settings=settings, sources=described, steps=rows, threshold_table=table))
+    funnel = Funnel(
+        settings=settings,
+        sources=described,
+        steps=rows,
+        threshold_table=table,
+        examples=border_examples(tallies, settings),
+        identified=identified_languages(tallies),
+        cluster_sizes=cluster_sizes(tallies),
+    )
+    write_json(folder, funnel)
     return CorpusCounts(
         bytes_in=sum(source.bytes_in for source in described),
         documents_in=sum(source.documents_in for source in described),
@@ -295,6 +305,7 @@ def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
             continue
         counts = tally.total()
         left = {what: counts[what, ""] for what in ("documents_left", "bytes_left")}
+        left["words_left"] = counts["spaced_words_left", ""]
         for reason, dropped in _largest_reasons(counts).items():
             name = f"{tally.name} ({tally.detail})" if tally.detail else tally.name
             rows.append(FunnelRow(name=name, reason=reason, **dropped, **left))
@@ -369,14 +380,14 @@ def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice
 def _largest_reasons(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
     dropped: dict[str, Counter[str]] = defaultdict(Counter)
     for (what, reason), amount in counts.items():
-        if what in ("documents", "lines", "bytes"):
-            dropped[reason][what] += amount
+        if what in ("documents", "lines", "bytes", "spaced_words"):
+            dropped[reason][what.removeprefix("spaced_")] += amount
     order = sorted(dropped, key=lambda of: (-dropped[of]["bytes"], -dropped[of]["documents"], of))
     shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
         shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
     shown = shown or {"": Counter()}
-    kinds = ("documents", "lines", "bytes")
+    kinds = ("documents", "lines", "bytes", "words")
     return {reason: {kind: count[kind] for kind in kinds} for reason, count in shown.items()}
 
 

@@ -19,11 +19,12 @@ from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.corpus_parts import Part, PartLimits, part_records
 from kielo.corpus.duplicates import document_hash, line_hashes
 from kielo.corpus.hash_buckets import HashWriter
+from kielo.corpus.known_corpora import score_filters
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.near_copies import Bands, SignatureWriter
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, unreadable
-from kielo.corpus.raw_record import BadRecord, Record
+from kielo.corpus.raw_record import BadRecord, OtherRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
@@ -87,6 +88,8 @@ class ReadPart(CorpusStep):
     ) -> None:
         self.source = source.name
         self.count("documents", problem.reason)
+        if isinstance(problem, OtherRecord):
+            return
         if record.number == 0:
             self.count("damaged_bytes", amount=record.path.stat().st_size)
         text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
@@ -205,6 +208,7 @@ def first_pass(recipe: Recipe, reader: CorpusStep) -> list[CorpusStep]:
     others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
         reader,
+        *(step for source in corpus.sources for step in _only([source.name], *score_filters(source))),
         *_only(others, filters.NotEmpty()),
         *(_only(own, RepairEncoding()) if corpus.repair_encoding else []),
         *_only(own, filters.Normalise()),

@@ -53,6 +53,7 @@ class Watch:
     tell: Callable[[str], None]
     score: Score
     look_seconds: float = LOOK_SECONDS
+    wait: Callable[[float], None] = field(default_factory=lambda: time.sleep)
     scored: int = 0
     without_task: int = 0  # of those, checkpoints with a task that has no score
     _said: set[str] = field(default_factory=set)
@@ -64,7 +65,7 @@ class Watch:
         """Score new checkpoints until the run has finished, or once those that exist."""
         while not is_once and not step_folders(self._checkpoints):
             self._tell_once(f"{self.run_folder}: no checkpoint yet; waiting for the first")
-            time.sleep(self.look_seconds)
+            self.wait(self.look_seconds)
         if not step_folders(self._checkpoints):
             return self.tell(f"{self.run_folder}: no checkpoint yet, so nothing was scored")
         with Lease.take(self.run_folder / WATCH_FOLDER).beating() as lease:
@@ -80,7 +81,7 @@ class Watch:
                     self._tell_once(
                         f"training stopped at step {end.step} ({end.outcome}); waiting for its next attempt"
                     )
-                time.sleep(self.look_seconds)
+                self.wait(self.look_seconds)
         ended = "the run has finished" if has_finished else "looked once"
         self.tell(f"{ended}: {self.scored} scored now, in {history_path(self.run_folder)}")
 

@@ -114,6 +114,14 @@ CONDITIONS = (
         'without evaluate.tasks. Fix: evaluate.tasks = ["NAME"]',
     ),
     _row(
+        "evaluate.every_steps",
+        "evaluate.tasks train.objective",
+        lambda recipe: (
+            not recipe.evaluate.every_steps or (bool(recipe.evaluate.tasks) and not _is_masked(recipe))
+        ),
+        "without evaluate.tasks that the model in training is asked. Fix: evaluate.every_steps = 0",
+    ),
+    _row(
         "evaluate.top_k",
         "evaluate.temperature",
         lambda recipe: recipe.evaluate.temperature > 0,
