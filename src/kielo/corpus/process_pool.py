@@ -176,7 +176,7 @@ class _Context(SpawnContext):
         self.environment: dict[str, str] = {}
         self.started: list[_Process] = []
 
-    def Process(self, *args: Any, **keys: Any) -> "_Process":  # type: ignore[override]  # noqa: N802
+    def Process(self, *args: Any, **keys: Any) -> "_Process":  # type: ignore[override, assignment]  # noqa: N802
         process = _Process(*args, **keys, name=self._names[len(self.started) % len(self._names)])
         process.environment = self.environment
         self.started.append(process)
