@@ -45,7 +45,7 @@ class WorkerEnded(KieloError):
 class _Task:
     batch: Any
     tries_left: int
-    future: Future[Any]
+    future: Future
 
 
 class WorkerPool:
@@ -131,7 +131,7 @@ class WorkerPool:
             else:
                 wait(at_work, return_when=FIRST_COMPLETED)
 
-    def _submit(self, batch: Any) -> Future[Any]:
+    def _submit(self, batch: Any) -> Future:
         if self._executor is None:
             self._executor = ProcessPoolExecutor(
                 self._workers, mp_context=self._context, initializer=end_with_parent
@@ -139,7 +139,7 @@ class WorkerPool:
         try:
             return self._executor.submit(_work_on, self._make, batch)
         except BrokenProcessPool as problem:
-            future: Future[Any] = Future()
+            future: Future = Future()
             future.set_exception(problem)
             return future
 
@@ -176,8 +176,9 @@ class _Context(SpawnContext):
         self.environment: dict[str, str] = {}
         self.started: list[_Process] = []
 
-    def Process(self, *args: Any, **keys: Any) -> "_Process":  # type: ignore[override, assignment]  # noqa: N802
-        process = _Process(*args, **keys, name=self._names[len(self.started) % len(self._names)])
+    def Process(self, *args: Any, **keys: Any) -> "_Process":  # type: ignore[override]  # noqa: N802
+        keys["name"] = self._names[len(self.started) % len(self._names)]
+        process = _Process(*args, **keys)
         process.environment = self.environment
         self.started.append(process)
         return process

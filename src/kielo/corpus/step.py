@@ -301,7 +301,7 @@ class Tally:
     def add(self, other: "Tally") -> None:
         for source, counts in other.counts.items():
             self.counts[source].update(counts)
-        self.examples += other.examples
+        self.examples = fewest(self.examples + other.examples)
 
     def of(self, source: str) -> "Tally":
         return replace(self, counts={source: self.counts.get(source, Counter())})
@@ -315,6 +315,19 @@ class Tally:
     def first_examples(self, source: str, kind: str, most: int) -> list[str]:
         found = sorted(example for example in self.examples if example[:2] == (source, kind))
         return [text for *_, text in found[:most]]
+
+
+def fewest(examples: Sequence[Example]) -> list[Example]:
+    """Return the examples, of those on both sides of a step only MOST_SHOWN each, by their hashes."""
+    found: list[Example] = [one for one in examples if one[1] not in (KEPT_EXAMPLE, DROPPED_EXAMPLE)]
+    for kind in (KEPT_EXAMPLE, DROPPED_EXAMPLE):
+        by_hash: dict[int, Example] = {}
+        for one in sorted(
+            (one for one in examples if one[1] == kind), key=lambda one: (one[2], one[3], one[0])
+        ):
+            by_hash.setdefault(one[2][0], one)
+        found += list(by_hash.values())[:MOST_SHOWN]
+    return found
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Asked:
     """The requests of a training's caller.
 
     `ready` refuses what is asked, before anything is built. All ranks call it. `periodic` makes each
-    `Periodic` of a precision's model over the mesh. `copies` are those of checkpoints at an address, on rank 0.
+    `Periodic` of a precision's model over the mesh. `copies` go to an address, on rank 0.
     """
 
     profile_steps: int = 0
