@@ -52,7 +52,7 @@ from kielo.corpus.pipeline import (
 )
 from kielo.corpus.process_pool import Work, WorkerPool
 from kielo.corpus.raw_formats import RawSource
-from kielo.corpus.step import CorpusStep, Tally, is_cleaned
+from kielo.corpus.step import MOST_SHOWN, CorpusStep, Example, Tally, is_cleaned
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -76,7 +76,7 @@ def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource])
     work = tasks_folder(corpus_folder) / hash_json([VERSION, identity])[:16]
     made = _read_plan(work)["parts"] if (work / PLAN).exists() else None
     parts = [list(asdict(part).values()) for part in make_parts(sources)] if made is None else made
-    # The places of the sources may be others than before, but their content is not.
+    # The sources may have moved since the parts were planned. Their content is the same.
     plan = {"kind": KIND, "sources": [asdict(source) for source in sources], "parts": parts}
     write_json_atomically(work / PLAN, plan)
     return work
@@ -209,6 +209,7 @@ class CorpusTasks:
                 continue
             for total, tally in zip(totals, tallies, strict=True):
                 total.add(tally)
+                total.examples = _first_examples(total.examples)
         return totals
 
     def all_tallies(self) -> list[Tally]:
@@ -396,6 +397,15 @@ def _is_alive(process: str) -> bool:
     except (OSError, ValueError):
         pass
     return True
+
+
+def _first_examples(examples: list[Example]) -> list[Example]:
+    """Return as many examples of each source and kind as are shown, the first by their places."""
+    found: dict[tuple[str, str], list[Example]] = defaultdict(list)
+    for example in sorted(set(examples)):
+        if len(of_kind := found[example[:2]]) < MOST_SHOWN:
+            of_kind.append(example)
+    return [example for of_kind in found.values() for example in of_kind]
 
 
 def _tables(tallies: Sequence[Tally]) -> JsonTable:
