@@ -20,6 +20,7 @@ from kielo.artifact.metrics import (
     Kind,
     PassedOver,
     PrecisionChange,
+    TaskScores,
     TrainingStep,
     of_kind,
     read_metrics,
@@ -55,6 +56,7 @@ class Training:
     passed_over: list[PassedOver]
     precisions: list[PrecisionChange]
     tokens_per_second: float | None
+    tasks: list[TaskScores] = field(default_factory=list)
 
 
 class StageRow(NamedTuple):
@@ -172,6 +174,7 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
         _by_step(of_kind(rows, PassedOver)),
         _by_step(of_kind(rows, PrecisionChange)),
         counts.get("tokens_per_second") or (median(speeds[1:] or speeds) if speeds else None),
+        _tasks(of_kind(rows, TaskScores)),
     )
 
 
@@ -179,6 +182,12 @@ def _by_step(rows: Sequence[Kind]) -> list[Kind]:
     """Return one row a step. A resumed run writes steps again, and the later row is the model's."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]
+
+
+def _tasks(rows: Sequence[TaskScores]) -> list[TaskScores]:
+    """Return one row of each task a step."""
+    last = {(row.step, row.scored_task): row for row in rows}
+    return [last[key] for key in sorted(last)]
 
 
 def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[StageRow]:

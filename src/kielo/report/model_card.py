@@ -160,6 +160,8 @@ def _origin(source: Source) -> str:
         parts.append(f"Hugging Face dataset {source.huggingface_dataset}{subset}")
     if source.tokens:
         parts.append(f"ready tokens {source.name}")
-    if source.path:
-        parts.append(f"local text {source.name or Path(source.path).name}")
+    if source.address_of_files:
+        parts.append(f"files of {source.address_of_files}")
+    if source.local_path:
+        parts.append(f"local text {source.name or Path(source.local_path).name}")
     return ", or where that is missing ".join(parts)

@@ -4,7 +4,7 @@ The curves come from the history of `kielo evaluate --watch`, or, without it, fr
 training log. The two are never mixed, because they score different amounts of the text.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kielo.artifact.metrics import HeldOutLoss
 from kielo.artifact.score_history import ScoredCheckpoint, comparable
-from kielo.artifact.scores import MinimalPairScores, PairAccuracy, Scores
+from kielo.artifact.scores import MinimalPairScores, PairAccuracy, Scores, TaskScore
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
@@ -85,7 +85,7 @@ def bits_curves(gathered: Gathered) -> list[Curve]:
 
 
 def task_curves(gathered: Gathered) -> list[Curve]:
-    """Return each task's score over the tokens, from the history."""
+    """Return each task's score over the tokens, from the history, and apart from it from the training log."""
     base, rows = history_of(gathered)
     before = {(of.task, of.metric): of.value for of in (base.scores.tasks if base and base.scores else ())}
     found: dict[tuple[str, str], Curve] = {}
@@ -97,7 +97,8 @@ def task_curves(gathered: Gathered) -> list[Curve]:
             curve.values.append(of.value)
             found[key] = replace(curve, errors=(*curve.errors, of.standard_error))
     names = score_names(found)
-    curves = (replace(curve, name=names[key]) for key, curve in found.items())
+    named = (replace(curve, name=names[key]) for key, curve in found.items())
+    curves = [*named, *_curves_in_training(gathered)]
     return [curve for curve in curves if len(curve.values) + (curve.base is not None) > 1]
 
 
@@ -109,6 +110,19 @@ def score_names(keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]
 
 def score_name(task: str, metric: str) -> str:
     return f"{task}, {metric.removesuffix(',none')}"  # the filter of most metrics
+
+
+def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
+    """Yield the curves of `evaluate.every_steps`, in the precision of the training."""
+    found = defaultdict[tuple[str, str], list[tuple[int, TaskScore]]](list)
+    for row in gathered.training.tasks if gathered.training else ():
+        for of in row.task_scores:
+            found[of.task, of.metric].append((row.tokens or 0, of))
+    names = score_names(found)
+    for key, points in found.items():
+        tokens, values = [tokens for tokens, _ in points], [of.value for _, of in points]
+        errors = tuple(of.standard_error for _, of in points)
+        yield Curve(f"{names[key]}, in training", (points[-1][1].language,), tokens, values, errors=errors)
 
 
 def masked_curve(gathered: Gathered) -> Curve | None:
