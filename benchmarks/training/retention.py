@@ -5,8 +5,9 @@
 `demo_english` trains the base model, unless --base names its finished run. Two continuations follow, as
 demo_new_language: of Estonian alone, and with 30 % English from the base model's own training text. Both are
 scored on English documents that the base model never saw. `kielo evaluate --watch --once` scores the base
-model and all checkpoints. Every figure comes from the rows of its history: bits per byte of both languages,
-and, if --set asks for fluency, the languages in which the model writes. Writes results/retention_cpu.json.
+model and all checkpoints. Every figure comes from the scores in its history: bits per byte of both languages,
+and drift, the share of the model's own text that is in other languages than Estonian (--texts continuations;
+0 measures none). Writes results/retention_cpu.json.
 """
 
 import argparse
@@ -84,7 +85,9 @@ def figures(rows: list[ScoredCheckpoint]) -> dict[str, dict[str, Any]]:
         bits.setdefault("estonian", round(row.scores.bits_per_byte.model, 4))
         of = found[when] = {"tokens": row.tokens, "bits_per_byte": bits}
         if fluency := row.scores.fluency:
-            of |= {"writes": fluency.languages, "repeated": fluency.repeated}
+            shares = {code: round(share, 4) for code, share in fluency.languages.items()}
+            of |= {"drift": round(1 - shares.get("et", 0.0), 4), "writes": shares}
+            of["repeated"] = round(fluency.repeated, 4)
     return found
 
 
@@ -93,8 +96,10 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--tokens", type=int, default=614_400)
     parser.add_argument("--base", type=Path, help="finished run of demo_english")
+    parser.add_argument("--texts", type=int, default=20, help="continuations in which drift is measured")
     parser.add_argument("--set", dest="sets", action="append", default=[], help="for both continuations")
     options = parser.parse_args()
+    options.sets = [f"evaluate.fluency_texts={options.texts}", *options.sets]
     folder = options.to.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     base = (options.base or folder / "runs" / "demo_english").resolve()
@@ -107,19 +112,34 @@ def main() -> None:
         results[name] = figures(comparable(read_history(run)))
         print(json.dumps(results[name], indent=1), flush=True)
     kielo(folder, "report", *(f"runs/{name}" for name in runs))
-    bits = {
-        (name, when): results[name][when]["bits_per_byte"]
-        for name in runs
-        for when in ("base", "first", "last")
-    }
-    for name in runs:
-        assert bits[name, "last"]["estonian"] < bits[name, "base"]["estonian"], f"{name}: Estonian fell not"
-        assert bits[name, "last"]["unseen_english"] > bits[name, "base"]["unseen_english"], name
-    without, replayed = (bits[name, "last"]["unseen_english"] for name in runs)
-    assert replayed < without, "replay did not keep more English"
+    show(results)
+    refuse(results)
     content = {"tokens": options.tokens, "date": date.today().isoformat(), "processors": os.cpu_count()}
     (RESULTS / "retention_cpu.json").write_text(json.dumps(content | {"runs": results}, indent=1) + "\n")
-    print("Estonian falls in both runs, English rises, and less with replay")
+
+
+def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Print a line for each run and time: bits per byte of both languages, and drift."""
+    print(f"{'run':16}{'tokens':>10}{'Estonian':>10}{'English':>10}{'drift':>9}{'repeated':>10}")
+    for name, times in results.items():
+        for of in times.values():
+            bits = of["bits_per_byte"]
+            line = f"{name:16}{of['tokens']:10,}{bits['estonian']:10.3f}{bits['unseen_english']:10.3f}"
+            drift = f"{100 * of['drift']:7.1f} %{100 * of['repeated']:8.1f} %" if "drift" in of else ""
+            print(f"{line}{drift}", flush=True)
+
+
+def refuse(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Raise AssertionError if Estonian does not fall, English does not rise, or drift does not fall."""
+    for name, of in results.items():
+        base, last = of["base"], of["last"]
+        before, after = base["bits_per_byte"], last["bits_per_byte"]
+        assert after["estonian"] < before["estonian"], f"{name}: Estonian does not fall"
+        assert after["unseen_english"] > before["unseen_english"], f"{name}: English does not rise"
+        assert "drift" not in base or last["drift"] < base["drift"], f"{name}: drift does not fall"
+    english = [of["last"]["bits_per_byte"]["unseen_english"] for of in results.values()]
+    assert english[1] < english[0], "replay did not keep more English"
+    print("Estonian and drift fall in both runs. English rises, and less with replay")
 
 
 if __name__ == "__main__":

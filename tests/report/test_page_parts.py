@@ -90,7 +90,7 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
     )
     ranks = parity.model_copy(update={"layout": "tensor 2, in bf16", "weights": "run/step_00000009"})
     both = replace(found, parity=None, parity_on_ranks=ranks)  # of a job alone, and beside one process
-    there = claim(passed, f"Kielo in tensor 2, in bf16 {said} the same as Hugging Face transformers.")
+    there = claim(passed, f"Kielo {said} the same as Hugging Face transformers, in tensor 2, in bf16.")
     assert header(both) == f'<p class="verdict">{there}</p>'
     both = replace(both, parity=parity)
     assert header(both) == f'<p class="verdict">{told} {there}</p>'

@@ -1,6 +1,7 @@
 """Learning and forgetting on the page and in the comparison, from histories that are written by hand."""
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kielo.artifact.scores import (
     TaskScore,
 )
 from kielo.recipe.sections import Recipe
-from kielo.report import write
+from kielo.report import figures, progress_figures, write
 from kielo.report.compare_progress import progress_rows
 from kielo.report.gather import Gathered, Training
 from kielo.report.progress import answers, bits_curves, masked_curve, samples_over_time, task_curves
@@ -91,9 +92,13 @@ def without_figures(monkeypatch) -> None:
 def test_the_page_answers_what_is_learned_and_forgotten(without_figures) -> None:
     """Each figure of a row of the history; a 95 % interval is 1.96 standard errors to each side."""
     html = write.render_page(CONTINUED)
-    assert re.findall(r'class="(good|bad)"><span aria-hidden="true">.</span> (.*?)</span>', html)[:2] == [
+    assert re.findall(r'class="(good|bad)"><span aria-hidden="true">.</span> (.*?)</span>', html)[:3] == [
         ("good", "It learns Estonian: 1.500 bits per byte, 1.500 fewer than the base model."),
         ("bad", "It forgets English: 1.250 bits per byte, 0.250 more than the base model."),
+        (
+            "bad",
+            "It drifts into other languages: 88 % of its own text is Estonian, and 100 % of held-out text.",
+        ),
     ]
     assert sections(CONTINUED)[0] == "progress"
     said = words("progress", CONTINUED)
@@ -106,7 +111,7 @@ def test_the_page_answers_what_is_learned_and_forgotten(without_figures) -> None
         "Its own text: repeated words", *["12.5 %"] * 3,
         "Held-out text: repeated words", *["1.5 %"] * 3,
         "Minimal pairs, good sentence likelier", "–", "–", "80.0 ± 3.9 %",
-        "belebele, acc,none", "0.500 ± 0.039", "0.450 ± 0.039", "0.400 ± 0.039",
+        "belebele, acc", "0.500 ± 0.039", "0.450 ± 0.039", "0.400 ± 0.039",
     ]  # fmt: skip
     assert said[len(table) + 1 :] == [
         "Checkpoint", "Continuation", "Base model", "elas 3.0", "100K tokens", "elas 2.0", "200K tokens",
@@ -152,6 +157,20 @@ def test_tasks_in_training_are_curves_of_their_own() -> None:
     assert (own.tokens, own.values, own.errors) == ([50_000, 150_000], [0.25, 0.375], (0.02, 0.02))
     once = replace(CONTINUED, training=replace(training, tasks=logged[:1]))
     assert [curve.name for curve in task_curves(once)] == ["belebele"]
+
+
+def test_metrics_of_a_task_have_names_of_their_own_and_room() -> None:
+    """A legend of long names has fewer columns: else matplotlib warns that no room is left for the curves."""
+    long = "global_piqa_nonparallel_cloze_ekk_latn"
+    two = [one.model_copy(update={"task": long}) for one in task(0.4)]
+    two.append(two[0].model_copy(update={"metric": "acc_norm,none"}))
+    both = replace(CONTINUED, history=[row(step, 2.0, 1.3, tasks=two) for step in (100, 200)])
+    assert [curve.name for curve in task_curves(both)] == [f"{long}, acc", f"{long}, acc_norm"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for width in (figures.WIDE, figures.NARROW):
+            assert progress_figures.tasks_over_tokens(both, width)
+    assert [curve.name for curve in task_curves(CONTINUED)] == ["belebele"]
 
 
 def test_without_a_history_the_log_answers(without_figures) -> None:
@@ -228,7 +247,7 @@ def test_runs_of_other_mixtures_beside_each_other() -> None:
         ("Its own text: repeated words", "12.5 %", "–"),
         ("Held-out text: repeated words", "1.5 %", "–"),
         ("Minimal pairs, good sentence likelier", "80.0 ± 3.9 %", "–"),
-        ("belebele, acc,none", "0.400 ± 0.039", "–"),
+        ("belebele, acc", "0.400 ± 0.039", "–"),
     ]
     assert progress_rows([replace(NOTHING, recipe=RECIPE)] * 2) == []
 

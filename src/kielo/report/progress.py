@@ -5,9 +5,9 @@ training log. The two are never mixed, because they score different amounts of t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite, sqrt
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from kielo.report.gather import Gathered
 
 # A rise of fewer bits per byte than this is not called forgetting.
 NOISE_BITS = 0.01
+# The identifier errs by fewer points than this. A lower share of the model's own text is called drift.
+NOISE_SHARE = 0.05
 MOST_SAMPLED_STEPS = 6
 Z_95 = 1.96  # standard errors of the half width of a 95 % interval
 
@@ -93,9 +95,21 @@ def task_curves(gathered: Gathered) -> list[Curve]:
             curve = found.setdefault(key, Curve(of.task, (of.language,), [], [], before.get(key)))
             curve.tokens.append(row.tokens or 0)
             curve.values.append(of.value)
-            found[key] = Curve(**{**vars(curve), "errors": (*curve.errors, of.standard_error)})
-    curves = [*found.values(), *_curves_in_training(gathered)]
+            found[key] = replace(curve, errors=(*curve.errors, of.standard_error))
+    names = score_names(found)
+    named = (replace(curve, name=names[key]) for key, curve in found.items())
+    curves = [*named, *_curves_in_training(gathered)]
     return [curve for curve in curves if len(curve.values) + (curve.base is not None) > 1]
+
+
+def score_names(keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return (task, metric) → the task, with the metric if the task has several."""
+    metrics = Counter(task for task, _ in keys)
+    return {(task, metric): task if metrics[task] == 1 else score_name(task, metric) for task, metric in keys}
+
+
+def score_name(task: str, metric: str) -> str:
+    return f"{task}, {metric.removesuffix(',none')}"  # the filter of most metrics
 
 
 def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
@@ -104,10 +118,11 @@ def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
     for row in gathered.training.tasks if gathered.training else ():
         for of in row.task_scores:
             found[of.task, of.metric].append((row.tokens or 0, of))
-    for (task, _), points in found.items():
+    names = score_names(found)
+    for key, points in found.items():
         tokens, values = [tokens for tokens, _ in points], [of.value for _, of in points]
         errors = tuple(of.standard_error for _, of in points)
-        yield Curve(f"{task}, in training", (points[-1][1].language,), tokens, values, errors=errors)
+        yield Curve(f"{names[key]}, in training", (points[-1][1].language,), tokens, values, errors=errors)
 
 
 def masked_curve(gathered: Gathered) -> Curve | None:
@@ -134,7 +149,23 @@ def answers(gathered: Gathered) -> list[tuple[bool, str]]:
         elif curve.base is not None:
             is_good = change < NOISE_BITS
             found.append((is_good, f"It {'keeps' if is_good else 'forgets'} {curve.name}: {bits}."))
-    return found
+    return found + _drift(gathered)
+
+
+def _drift(gathered: Gathered) -> list[tuple[bool, str]]:
+    """Return if the model writes its language, beside the share of held-out text in that language."""
+    scores, name = latest_scores(gathered), language_name(gathered.recipe.language)
+    if scores is None or (fluency := scores.fluency) is None:
+        return []
+    codes = _own_codes(gathered.recipe)
+    share, heldout = (
+        sum(shares.get(code, 0.0) for code in codes)
+        for shares in (fluency.languages, fluency.languages_in_heldout or {codes[0]: 1.0})
+    )
+    is_good = share > heldout - NOISE_SHARE
+    what = f"writes {name}" if is_good else "drifts into other languages"
+    of = f"{100 * share:.0f} % of its own text is {name}, and {100 * heldout:.0f} % of held-out text"
+    return [(is_good, f"It {what}: {of}.")]
 
 
 def latest_scores(gathered: Gathered) -> Scores | None:
@@ -236,9 +267,7 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
     sets = {name: languages for of in scores for name, (languages, _) in _bits_of(of, recipe).items()}
     for name, shown in _shown_names(sets).items() if has_bits else ():
         yield _bits_label(shown), partial(_bits_cell, name=name, recipe=recipe)
-    card = _card(recipe.language)
-    of_identifier = card.codes_of(recipe.corpus.language_identifier) if card else ()
-    own = tuple(dict.fromkeys((recipe.language, *of_identifier)))
+    own = _own_codes(recipe)
     yield f"Its own text: share in {language_name(recipe.language)}", partial(_language_cell, codes=own)
     yield "Its own text: repeated words", lambda of: _share_cell(of.fluency.repeated if of.fluency else None)
     yield (
@@ -246,9 +275,16 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
         lambda of: _share_cell(of.fluency.repeated_in_heldout if of.fluency else None),
     )
     yield "Minimal pairs, good sentence likelier", lambda of: _pairs_cell(of.minimal_pairs)
-    yield "The same of pairs made by rules", lambda of: _pairs_cell(of.made_pairs)
+    yield "Pairs made by rules, good sentence likelier", lambda of: _pairs_cell(of.made_pairs)
     for task, metric in dict.fromkeys((one.task, one.metric) for of in scores for one in of.tasks):
-        yield f"{task}, {metric}", partial(_task_cell, key=(task, metric))
+        yield score_name(task, metric), partial(_task_cell, key=(task, metric))
+
+
+def _own_codes(recipe: Recipe) -> tuple[str, ...]:
+    """Return the codes of the recipe's language, also in the corpus' identifier."""
+    card = _card(recipe.language)
+    of_identifier = card.codes_of(recipe.corpus.language_identifier) if card else ()
+    return tuple(dict.fromkeys((recipe.language, *of_identifier)))
 
 
 def _bits_cell(scores: Scores, name: str, recipe: Recipe) -> str:

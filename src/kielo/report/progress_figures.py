@@ -22,6 +22,7 @@ from kielo.report.progress import (
     masked_curve,
     pair_error,
     pair_share,
+    score_names,
     task_curves,
 )
 
@@ -30,6 +31,9 @@ DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 _BASE_DASHES = (0, (2, 3))
 MOST_CURVES = len(COLOURS) * len(DASHES)
 MOST_SCORES = 24
+_LEGEND_ROW = 0.22  # inches
+_CHARACTERS_OF_AN_INCH = 13
+_CHARACTERS_OF_A_LINE = 9  # before a name in a legend, with the gap between columns
 
 
 @matplotlib.rc_context(figures.STYLE)
@@ -124,16 +128,23 @@ def _style(number: int) -> tuple[str, Literal["-", "--", ":", "-."]]:
 def _curves_svg(curves: Sequence[Curve], name: str, label: str, width: float) -> str | None:
     if not curves:
         return None
-    figure = Figure(figsize=(width, 3.0), layout="constrained")
+    names = [_name_with_base(curve) for curve in curves[:MOST_CURVES]]
+    has_base = any(curve.base is not None for curve in curves)
+    columns = min(2 if width <= figures.NARROW else 4, _legend_columns(names, width))
+    rows = -(-(len(names) + has_base) // columns)
+    figure = Figure(figsize=(width, 3.0 + _LEGEND_ROW * max(0, rows - 2)), layout="constrained")
     axes = figure.subplots()
     draw_curves(axes, dict(enumerate(curves[:MOST_CURVES])))
-    has_base = any(curve.base is not None for curve in curves)
-    columns = 2 if width <= figures.NARROW else 4
-    name_curves(axes, [_name_with_base(curve) for curve in curves[:MOST_CURVES]], has_base, columns)
+    name_curves(axes, names, has_base, columns)
     axes.set_ylabel(label)
     figures.page_grid(axes)
     tokens_axis(axes, width)
     return figures.page_svg(figure, name, f"Curves by tokens. {curves_in_words(curves)}")
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    """Return the columns of a legend for which a figure of this width (inches) has room."""
+    return max(1, int(_CHARACTERS_OF_AN_INCH * width) // (max(map(len, names)) + _CHARACTERS_OF_A_LINE))
 
 
 def _name_with_base(curve: Curve) -> str:
@@ -148,7 +159,8 @@ class _Dot(NamedTuple):
 
 
 def _dots(scores: Scores) -> list[_Dot]:
-    dots = [_Dot(of.task, of.value, of.standard_error, of.chance) for of in scores.tasks]
+    names = score_names([(of.task, of.metric) for of in scores.tasks])
+    dots = [_Dot(names[of.task, of.metric], of.value, of.standard_error, of.chance) for of in scores.tasks]
     for title, pairs in (("minimal pairs", scores.minimal_pairs), ("pairs by rules", scores.made_pairs)):
         if pairs is not None:
             groups = pairs.groups if len(pairs.groups) <= 12 else {}
