@@ -26,6 +26,7 @@ SITE=lumi_g
 WORKING_FOLDER=/scratch/project_462000000/kielo
 RUN=/scratch/project_462000000/kielo/runs/poro_34b
 FOLDER=/scratch/project_462000000/kielo/runs/poro_34b/launch/0001
+WORK=train
 NODES=64
 SPARES=0
 DEVICES_PER_NODE=8
@@ -110,12 +111,13 @@ left_out() {
 # ---- The attempt -------------------------------------------------------------------------------------------------------
 # Files of a chain of jobs, all in $FOLDER/chain:
 #   jobs                    the ids of the chain's jobs, in order, as submit.sh wrote them
-#   attempts                a line for each start (with the newest checkpoint) and each end (how, why):
+#   attempts                a line for each start (with the newest result) and each end (how, why):
 #                           start|end, job, restart, nodes, seconds since 1970, newest|how, why
-#   stopped                 why no job of this chain trains any more; remove it, and submit.sh continues the chain
+#   stopped                 why no job of this chain works any more; remove it, and submit.sh continues the chain
 #   failed_nodes            nodes on which a rank hung, a line for each time
 # and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
-# Kielo decides in the container what follows an attempt (launch/decide.py), and writes $ATTEMPT/decision.
+# $WORK is train, evaluate or watch. Kielo decides in the container what follows an attempt (launch/decide.py, and
+# launch/decide_evaluation.py), and writes $ATTEMPT/decision.
 
 cd "$WORKING_FOLDER" || exit 1
 CHAIN=$FOLDER/chain
@@ -129,7 +131,7 @@ note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" 
 # The later jobs of the chain.
 mapfile -t waiting < <(awk -v own="$JOB" 'found; $1 == own { found = 1 }' "$CHAIN/jobs" 2>/dev/null)
 
-# No job of the chain trains any more: waiting jobs are cancelled, and a job that starts nevertheless ends at once.
+# No job of the chain works any more: waiting jobs are cancelled, and a job that starts nevertheless ends at once.
 stop_chain() {
     printf '%s\n' "$1" > "$CHAIN/stopped"
     say "the chain ends here: $1"
@@ -145,11 +147,22 @@ if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
     exit 1
 fi
 
-# A chain without progress stops, even if Kielo cannot start to decide it. The newest checkpoint is the last with a manifest.
+# The newest result: the last checkpoint with a manifest, or the number of results of an evaluation.
+newest_result() {
+    local found
+    if [ "$WORK" = train ]; then
+        found=$(cd "$RUN/train/checkpoints" 2> /dev/null && printf '%s\n' step_*/manifest.json | grep -xE 'step_[0-9]+/manifest.json' | tail -n 1)
+        printf '%s' "${found%/*}"
+    else
+        found=$({ find "$RUN"/evaluate_tasks/*/*/manifest.json; cat "$RUN/watch/history.jsonl"; } 2> /dev/null | wc -l)
+        printf '%s results' "$found"
+    fi
+}
+
+# A chain without progress stops, even if Kielo cannot start to decide it.
 count_attempt() {
     local without=0 last=
-    newest=$(cd "$RUN/train/checkpoints" 2> /dev/null && printf '%s\n' step_*/manifest.json | grep -xE 'step_[0-9]+/manifest.json' | tail -n 1)
-    newest=${newest%/*}
+    newest=$(newest_result)
     if [ -f "$CHAIN/attempts" ]; then
         IFS=$'\t' read -r without last < <(awk -F '\t' -v newest="$newest" '
             $1 == "start" { n = ($6 == newest) ? n + 1 : 0 }
@@ -157,7 +170,7 @@ count_attempt() {
             END { printf "%d\t%s\n", n, why }' "$CHAIN/attempts")
     fi
     if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
-        stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $last"
+        stop_chain "$without attempts in a row made nothing after ${newest:-the start}; the last: $last"
         exit 1
     fi
 }
@@ -258,7 +271,7 @@ run_step() {
     local watcher='' tasks=("$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND")
     if [ "$1" = --torchrun ]; then tasks=(1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none); fi
     start_tasks "${tasks[@]}" "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" "$1" "$GRACE_SECONDS" 2>> "$ATTEMPT/step.txt"
-    if [ "$1" != --preflight ]; then watch_for_life & watcher=$!; fi
+    if [ "$1" != --preflight ] && [ "$WORK" = train ]; then watch_for_life & watcher=$!; fi
     while kill -0 "$step" 2> /dev/null; do wait "$step"; done
     wait "$step"
     code=$?
@@ -303,13 +316,13 @@ decide() {
     if [ -f "$ATTEMPT/decision" ]; then . "$ATTEMPT/decision"; else say "Kielo could not decide what follows; $ATTEMPT/decide.txt says why"; fi
 }
 
-# One attempt: the ranks train, and `decide` returns the outcome and what follows.
+# One attempt: the ranks work, and `decide` returns the outcome and what follows.
 run_attempt() {
     note start "$newest" ""
     say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
     if [ "$PREFLIGHT" = yes ] && [ "$attempts" -eq 0 ]; then check_nodes; fi
     if [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; then
-        outcome=requeue reason="asked to stop before it trained" ends='' blamed_nodes='' left_out_nodes=''
+        outcome=requeue reason="asked to stop before it began" ends='' blamed_nodes='' left_out_nodes=''
     else
         if [ -z "$refusal" ]; then run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"; fi
         decide "$refusal"

@@ -284,7 +284,7 @@ class Run:
 def compare(*runs: str | Path, to: str | Path = "comparison.html") -> Path:
     """Write a page with the curves, scores, speed and differing settings of two or more runs. Return it.
 
-    Raises KieloError if nothing was trained in any of them, or if `to` is a file of yours.
+    Raises KieloError if no run has trained or cleaned anything, or if `to` is a file of yours.
     """
     from kielo.report.write import write_comparison
 

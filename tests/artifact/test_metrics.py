@@ -12,6 +12,7 @@ from kielo.artifact.metrics import (
     PrecisionVerdict,
     Row,
     Spike,
+    TaskScores,
     TrainingStep,
     describe_odd,
     of_kind,
@@ -37,6 +38,8 @@ LINES = {
     b'{"step": 8, "tokens": 1024, "precision": "fp8", "precision_from": 9, "outcome": "taken back", '
     b'"loss_rise": 0.31, "gradient_norm_rise": null}': PrecisionVerdict,
     b'{"step": 12, "fp8_gradient_cosine": 0.998}': Fp8GradientProbe,
+    b'{"step": 12, "tokens": 1536, "scored_task": "a", "task_scores": [{"task": "a", "metric": "acc,none", '
+    b'"value": 0.5, "questions": 2, "shots": 0}], "unscored": "b failed"}': TaskScores,
     b'{"step": 3, "of_a_newer_kielo": 1.5}': Row,
 }  # fmt: skip
 
@@ -83,7 +86,7 @@ def test_a_file_keeps_the_order_and_the_half_line_is_left_out(tmp_path, caplog):
     path.write_bytes(b"\n".join([*LINES, b"a note", b'{"step": 9, "lo']))
     rows = read_metrics(path)
     assert [type(row) for row in rows] == list(LINES.values())
-    assert "1 line is no row of a run (number 10)" in caplog.text
+    assert "1 line is no row of a run (number 11)" in caplog.text
     # A verdict is about a change of precision.
     assert [row.step for row in of_kind(rows, PrecisionChange)] == [8, 8]
     assert read_metrics(tmp_path / "none.jsonl") == []
@@ -92,6 +95,7 @@ def test_a_file_keeps_the_order_and_the_half_line_is_left_out(tmp_path, caplog):
 ROWS = {
     TrainingStep: '"loss": 1.0, "tokens_per_second": 1.0, "seconds": 1.0',
     HeldOutLoss: '"heldout_loss": null',
+    TaskScores: '"scored_task": "a", "task_scores": []',
     PassedOver: '"passed_over_from": 1', Fp8GradientProbe: '"fp8_gradient_cosine": 0.5',
     Spike: '"spike_from": 1, "spike_to": 2, "outcome": "told", "highest_loss": 1.0, "usual_loss": 1.0, '
     '"highest_loss_step": 1',

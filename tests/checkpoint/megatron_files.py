@@ -182,9 +182,10 @@ def stages_of(source: Source, pp: int, chunks: int) -> list[list[range]]:
 
 def write_legacy(
     folder: Path, source: Source, tp: int, pp: int, chunks: int = 1, names: str = "legacy",
-    version: float = 3.0, rows: int = 64, dtype: torch.dtype = torch.float32, **changes: Any,
+    version: float = 3.0, rows: int = 64, dtype: torch.dtype = torch.float32, adam: bool = False,
+    **changes: Any,
 ) -> Path:  # fmt: skip
-    """`folder`/iter_0000007/mp_rank_XX[_YYY]/model_optim_rng.pt, and the tracker."""
+    """`folder`/iter_0000007/mp_rank_XX[_YYY]/model_optim_rng.pt, and the tracker. adam: its state too."""
     args = arguments(source, tp, pp, rows, **changes)
     iteration = folder / "iter_0000007"
     for p, own in enumerate(stages_of(source, pp, chunks)):
@@ -195,17 +196,113 @@ def write_legacy(
             }  # fmt: skip
             if version == 0:
                 del state["checkpoint_version"]
+            masters: list[Tensors] = []
             for c, layers in enumerate(own):
                 is_first, is_last = p == c == 0, (p, c) == (pp - 1, chunks - 1)
                 shards = [layer_shards(source.layer(n), source.heads, tp, version)[t] for n in layers]
                 part = _model_part(source, names, shards, (t, tp, rows), (is_first, is_last))
-                part = _cast(part, dtype)
-                state["model" if chunks == 1 else f"model{c}"] = part
+                masters.append(flat(part))
+                state["model" if chunks == 1 else f"model{c}"] = _cast(part, dtype)
+            if adam:
+                state["optimizer"] = mixed_precision_state(masters)
             place = iteration / (f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else ""))
             place.mkdir(parents=True)
             torch.save(state, place / "model_optim_rng.pt")
     (folder / "latest_checkpointed_iteration.txt").write_text("7")
     return folder
+
+
+def flat(content: Any, prefix: str = "") -> Tensors:
+    """Joined names of nested tables → tensors, in the order of the tables."""
+    if isinstance(content, dict):
+        return {k: v for name, one in content.items() for k, v in flat(one, f"{prefix}.{name}").items()}
+    return {prefix: content} if isinstance(content, Tensor) else {}
+
+
+def moments(weight: Tensor) -> dict[str, Tensor]:
+    """Adam's moments of any piece of a weight: each number of them depends on one of the weight only."""
+    return {"exp_avg": weight * 0.01 + 0.001, "exp_avg_sq": (weight * 0.3).square() + 1e-4}
+
+
+UPDATES = 40
+
+
+def mixed_precision_state(chunks: list[Tensors]) -> dict[str, Any]:
+    """What Megatron's Float16OptimizerWithFloat16Params saves: torch's Adam over fp32 weights, in two groups.
+
+    Parameters with weight decay are the first group, biases and norms the second.
+    """
+    weights = [weight for tensors in chunks for weight in tensors.values()]
+    groups = [[w for w in weights if w.dim() > 1], [w for w in weights if w.dim() == 1]]
+    state, packed, first = {}, [], 0
+    for number, group in enumerate(groups):
+        decay = {"weight_decay": 0.1 * (number == 0), "wd_mult": 1.0 - number}
+        settings = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "step": UPDATES}
+        packed.append(settings | decay | {"params": list(range(first, first + len(group)))})
+        state |= {first + n: moments(weight) for n, weight in enumerate(group)}
+        first += len(group)
+    inner = {"state": state, "param_groups": packed}
+    return {"optimizer": inner, "fp32_from_fp16_params": [[w.clone() for w in g] for g in groups]}
+
+
+def write_universal(
+    folder: Path, source: Source, tp: int, is_pipeline: bool = True, in_two_parts: bool = True, **changes: Any
+) -> Path:
+    """What ds_to_universal.py makes: `folder`/global_step7_universal/zero/PARAMETER/{fp32,exp_avg,...}.pt.
+
+    Ranks' slices are joined: rows one after another, columns for the second matrices, vectors of all ranks
+    once, a gated MLP by halves if the model declares it (`in_two_parts`), the vocabulary without padding.
+    """
+    iteration = folder / "global_step7_universal"
+    whole: dict[str, tuple[Tensor, dict[str, Any]]] = {}
+    embed = "tied_modules.embed." if is_pipeline else "language_model.embedding."
+    if is_pipeline and not source.config.tie_word_embeddings:
+        embed = "1."
+    whole[f"{embed}word_embeddings.weight"] = source.end("embed.weight"), {"cat_dim": 0, "vocab_tensor": True}
+    if (positions := source.end("positions.weight")) is not None:
+        whole[f"{embed}position_embeddings.weight"] = positions, {}
+    for kind in ("weight", "bias"):
+        if (norm := source.end(f"embed_norm.{kind}")) is not None:
+            whole[f"{embed}word_embeddings.norm.{kind}"] = norm, {}
+    for n in range(source.layers):
+        ranks = layer_shards(source.layer(n), source.heads, tp, 3.0)
+        prefix = f"{n + 3}." if is_pipeline else f"language_model.encoder.layers.{n}."
+        for name in ranks[0]:
+            module, kind = name.rsplit(".", 1)
+            parts, noted = [rank[name] for rank in ranks], {}
+            if module in ("o", "fc2") and kind == "weight":
+                value, noted = torch.cat(parts, 1), {"cat_dim": 1}
+            elif module == "fc1" and source.kind == "llama" and in_two_parts:
+                halves = zip(*(part.chunk(2) for part in parts))
+                value, noted = torch.cat([torch.cat(half) for half in halves]), {"param_n_sub_params": 2}
+            elif module in ("qkv", "fc1"):
+                value, noted = torch.cat(parts), {"cat_dim": 0}
+            else:
+                value = parts[0]
+            whole[f"{prefix}{LEGACY[module]}.{kind}"] = value, noted
+    final = f"{source.layers + 4}." if is_pipeline else "language_model.encoder.final_layernorm."
+    for kind in ("weight", "bias"):
+        if (norm := source.end(f"norm.{kind}")) is not None:
+            whole[f"{final}{kind}"] = norm, {}
+    if not source.config.tie_word_embeddings:
+        head = f"{source.layers + 5}.lm_head.weight" if is_pipeline else "language_model.output_layer.weight"
+        whole[head] = source.end("head.weight"), {"cat_dim": 0, "vocab_tensor": True}
+    for name, (value, noted) in whole.items():
+        place = iteration / "zero" / name
+        place.mkdir(parents=True)
+        for state, tensor in ({"fp32": value} | moments(value)).items():
+            torch.save(noted | {"param": tensor.clone()}, place / f"{state}.pt")
+        torch.save(torch.tensor(float(UPDATES)), place / "step.pt")
+    groups = [{"betas": (0.9, 0.95), "eps": 1e-8, "params": []}]
+    torch.save({"param_groups": groups, "zero_stage": 1}, iteration / "zero" / "optimizer_state.pt")
+    vocabulary = source.end("embed.weight").shape[0]
+    info = {"universal_checkpoint_version": 0.2, "original_vocab_size": vocabulary, "padded_vocab_size": 64}
+    for t in range(tp):
+        args = arguments(source, tp, 2, 64, **changes)
+        content = {"args": args, "checkpoint_version": 3.0, "module": None, "universal_checkpoint_info": info}
+        torch.save(content, iteration / f"mp_rank_{t:02d}_model_states.pt")
+    (folder / "latest_universal").write_text("global_step7_universal")
+    return iteration
 
 
 def _cast(content: Any, dtype: torch.dtype) -> Any:
@@ -248,11 +345,10 @@ def _model_part(
     tied = rows_of_ranks(source.end("embed.weight"), rows, tp)[t] if is_last and head is None else None
     head = None if head is None else rows_of_ranks(head, rows, tp)[t]
     if names == "legacy":
-        inside: dict[str, Any] = {
-            "encoder": layers | {k.replace("norm.", "final_layernorm."): v for k, v in last.items()}
-        }
+        inside: dict[str, Any] = {}
         if first:
             inside["embedding"] = {k: {"weight": v} for k, v in first.items()}
+        inside["encoder"] = layers | {k.replace("norm.", "final_layernorm."): v for k, v in last.items()}
         if head is not None:
             inside["output_layer"] = {"weight": head}
         model: dict[str, Any] = {"language_model": inside}

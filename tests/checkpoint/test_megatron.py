@@ -27,7 +27,13 @@ from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.recipe.errors import KieloError
 from kielo.resolve.complete_model import overridden_in_words
 from kielo.verify.round_trip import verify_round_trip
-from tests.checkpoint.megatron_files import Source, write_layers, write_legacy, write_torch_dist
+from tests.checkpoint.megatron_files import (
+    Source,
+    write_layers,
+    write_legacy,
+    write_torch_dist,
+    write_universal,
+)
 from tests.started_ranks import run_ranks
 
 SIZES = {
@@ -125,14 +131,42 @@ def test_deepspeed_without_a_pipeline(tmp_path) -> None:
         torch.save(state, iteration / f"{path.name}_model_states.pt")
     (tmp_path / "deepspeed" / "latest").write_text("global_step7")
     assert largest_difference(model, f"megatron:{tmp_path / 'deepspeed'}") <= 1e-5
-    (iteration / "zero").mkdir()
-    refused(f"megatron:{tmp_path / 'deepspeed'}", "zero: a universal checkpoint of DeepSpeed")
-    (iteration / "zero").rmdir()
     for path in list(iteration.iterdir()):
         path.rename(iteration / f"zero_pp_rank_0_{path.name}")
     refused(
         f"megatron:{tmp_path / 'deepspeed'}", "a part of weights that ZeRO stage 3 divides.*Fix: DeepSpeed"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_files"),
+    [
+        ("bloom", {"tp": 4}),
+        ("gpt2", {"tp": 2, "is_pipeline": False}),
+        ("llama", {"tp": 2}),
+        ("llama", {"tp": 4, "in_two_parts": False, "is_pipeline": False}),
+    ],
+)
+def test_universal_checkpoints_of_deepspeed(kind, of_files, tmp_path) -> None:
+    """One file for each whole parameter, as ds_to_universal.py joins the ranks' slices."""
+    model = made(kind, num_key_value_heads=4) if kind == "llama" else made(kind)
+    iteration, reference = write_universal(tmp_path, Source(model), **of_files), f"megatron:{tmp_path}"
+    assert largest_difference(model, reference) <= 1e-5
+    assert families.read_hf_config(resolve_weights(reference)).vocab_size == 61
+    file = sorted(iteration.glob("zero/*.mlp.dense_4h_to_h.weight/fp32.pt"))[0]
+    torch.save(torch.zeros(7), file)
+    refused(reference, "dense_4h_to_h.weight/fp32.pt: has no tensor `param`")
+    file.unlink()
+    refused(reference, r"fp32.pt: missing, as are 0 more of \d+ files.*Fix: copy the iteration again")
+    shutil.rmtree(file.parent)
+    refused(reference, "but it lacks layers.0.mlp.down.weight")
+    states = sorted(iteration.glob("mp_rank_*"))
+    states[0].rename(iteration / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    for path in states[1:]:
+        path.unlink()
+    refused(reference, "a universal checkpoint of ZeRO stage 3, whose tensors have no shapes")
+    (iteration / "zero_pp_rank_0_mp_rank_00_model_states.pt").unlink()
+    refused(reference, "has no mp_rank_00_model_states.pt, .* the conversion is not finished")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -305,7 +339,7 @@ def test_what_the_arguments_leave_open_is_said(tmp_path) -> None:
         "is read as a llama",
         "all 64 rows of the vocabulary stay",
         "HuggingFaceTokenizer, my/tokenizer",
-        "its optimiser is not read",
+        "its optimiser is not read, so moments, learning rate and data begin again: ",
     ):
         assert part in said
 

@@ -19,7 +19,8 @@ PLAN = MACHINE | {
 LAUNCH = R | {
     "cluster": None, "nodes": None, "ladder": None, "pack": None, "account": None, "dry_run": False,
     "partition": None, "hours": None, "jobs": None, "layout": None, "grace": None, "spares": 0,
-    "torchrun": False, "preflight": False, "container": None, "venv": None, "site": None, "json": False,
+    "torchrun": False, "preflight": False, "evaluate": False, "watch": False,
+    "container": None, "venv": None, "site": None, "json": False,
 }  # fmt: skip
 # What is typed → the values, all of them.
 TYPED: list[tuple[str, dict]] = [
@@ -113,11 +114,12 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("launch r", LAUNCH),
     ("launch r --cluster a --nodes 2 --ladder b --pack 3 --account c --dry-run --partition d --hours 1.5 "
-      "--jobs 4 "
-     "--layout e --grace 5 --spares 6 --torchrun --preflight --container f --venv g --site h --json", {
+     "--jobs 4 --evaluate --watch --layout e --grace 5 --spares 6 --torchrun --preflight --container f "
+     "--venv g --site h --json", {
         "recipe": "r", "sets": [], "cluster": "a", "nodes": 2, "ladder": "b", "pack": 3, "account": "c",
         "dry_run": True, "partition": "d", "hours": 1.5, "jobs": 4, "layout": "e", "grace": 5, "spares": 6,
         "torchrun": True, "preflight": True, "container": "f", "venv": "g", "site": "h", "json": True,
+        "evaluate": True, "watch": True,
     }),
     ("export a --to b", {
         "checkpoint": "a", "to": "b", "dtype": None, "max_shard_gb": None, "tokenizer": None, "json": False,
@@ -196,6 +198,12 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("checkpoint verify a", {"subverb": "verify", "checkpoint": "a", "json": False}),
     ("checkpoint verify a --json", {"subverb": "verify", "checkpoint": "a", "json": True}),
+    ("checkpoint copy a --to s3://b", {
+        "subverb": "copy", "checkpoint": "a", "to": "s3://b", "json": False,
+    }),
+    ("checkpoint copy s3://b/step_1 --to a --json", {
+        "subverb": "copy", "checkpoint": "s3://b/step_1", "to": "a", "json": True,
+    }),
     ("checkpoint average a b --to c", {"subverb": "average", "checkpoints": ["a", "b"], "to": "c"}),
     ("data r --step 3", R | {"step": 3, "json": False}),
     ("data r --step 4 --json", R | {"step": 4, "json": True}),
@@ -232,7 +240,7 @@ SUBVERBS = {
     "plan": ["data", "compare", "explain", "calibrate", "resolve"],
     "verify": ["parity", "layouts", "round-trip", "export", "position-heads"],
     "tokenizer": ["measure", "map"],
-    "checkpoint": ["list", "show", "verify", "average"],
+    "checkpoint": ["list", "show", "verify", "copy", "average"],
 }
 VERBS = (
     "init recipes languages docs completion tokenizer data prefetch run train verify show report checkpoint "

@@ -53,6 +53,23 @@ def test_an_export_arrives_whole_and_private(run, hub, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["address"].endswith("/team/model")
 
 
+def test_an_export_at_an_address(run, tmp_path, capsys) -> None:
+    """Each file arrives, a second call sends nothing, and a file of other content there is refused."""
+    place = tmp_path / "there"
+    command = ["publish", str(run), f"file://{place}", "--yes"]
+    assert main(command) == 0 and "copied" in capsys.readouterr().out
+    manifest = json.loads((run / "hf" / "manifest.json").read_text())
+    for name in [*manifest["files"], "README.md"]:
+        assert (place / name).read_bytes() == (run / "hf" / name).read_bytes(), name
+    assert main(command) == 0 and "copied 0 of " in capsys.readouterr().out
+    (place / "config.json").write_text("other")
+    assert (
+        main(command) == 1 and "config.json is there already, with other content" in capsys.readouterr().err
+    )
+    assert main(["publish", str(run), "s3://me:word@bucket/x", "--yes"]) == 1
+    assert "has a name or password in it" in capsys.readouterr().err
+
+
 def test_an_interrupted_publication_goes_on(run, hub, capsys, monkeypatch) -> None:
     """The weights arrive, the small files are refused; the card comes last of all."""
     monkeypatch.setattr("kielo.stages.publication.LARGE_BYTES", 20_000)

@@ -78,6 +78,7 @@ SCREENS = {
     "checkpoint show": ["checkpoint", "show", "run"],
     "checkpoint show: tensors": ["checkpoint", "show", "run", "--tensors"],
     "checkpoint verify": ["checkpoint", "verify", "run"],
+    "checkpoint copy": ["checkpoint", "copy", "run", "--to", "memory://copies"],
     "checkpoint average": ["checkpoint", "average", STEP_10, STEP_20, "--to", "mean"],
     "data": ["data", "run", "--step", "3"],
     "show": ["show", "poro_34b"],

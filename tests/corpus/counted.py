@@ -8,6 +8,7 @@ def tally(step: CorpusStep) -> Tally:
 
 
 def counted(step: CorpusStep, source: str | None = None) -> dict[str, int]:
-    """Returns "what/reason" → number, of one source or of the whole corpus."""
+    """Returns "what/reason" → number, of one source or of the whole corpus, without words."""
     of = tally(step) if source is None else tally(step).of(source)
-    return {f"{what}/{reason}": number for (what, reason), number in of.total().items()}
+    total = of.total().items()
+    return {f"{what}/{reason}": n for (what, reason), n in total if not what.startswith("spaced_words")}

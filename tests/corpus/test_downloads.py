@@ -342,7 +342,7 @@ def test_each_way_is_tried_and_what_failed_is_noted(tmp_path, monkeypatch):
     )
     assert said == ["help: fetching Debian package help-et"]
     brought = read_manifest(tmp_path / "a/help")
-    assert brought.counts == {"origin": "package of help", "problems": []}
+    assert brought.counts == {"origin": "package of help", "problems": [], "versions": {}}
     assert (brought.kind, brought.version) == ("raw", 1)  # another number would fetch all of it again
     assert fetched("a") == one and said == ["help: fetched before"]
     ways["package"] = ("notes.pdf", None)

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 
-from kielo.artifact.documents import read_documents
 from kielo.corpus import filters, pipeline
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
 from kielo.corpus.corpus_stage import wrapping_advice
+from kielo.corpus.duplicates import document_hash
 from kielo.corpus.filters import (
-    DocumentDuplicates,
     DocumentLength,
     LayOutPairs,
     LineLength,
@@ -22,7 +21,6 @@ from kielo.corpus.filters import (
     WholePairs,
 )
 from kielo.corpus.html_text import page_text
-from kielo.corpus.pipeline import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.programming_languages import (
     AlphanumericShare,
     GeneratedMarks,
@@ -92,7 +90,7 @@ def test_a_line_filter_counts_lines_bytes_and_documents():
         "lines/x": 1, "bytes/x": 5, "lines/y": 1, "bytes/y": 5, "documents/y": 1
     }  # fmt: skip
     assert counted(step, "c") == {"documents_left/": 1, "bytes_left/": 4} and counted(step, "d") == {}
-    assert counted(step, "a")["bytes_left/"] == 10 and step.examples == []
+    assert counted(step, "a")["bytes_left/"] == 10
     empty = split_document("", "d/0", "a", (0, 0), {})
     assert list(DropMarked().run(iter([empty]))) == [] and not list(DropMarked().run(()))
 
@@ -125,40 +123,42 @@ def test_a_step_that_runs_again_adds_to_its_counts():
 
 
 class CountUp(CorpusStep):
-    """Gives `rank` + 1 documents to an empty pipeline, and passes on the others but the first."""
+    """Gives `part` + 1 documents to an empty pipeline, and passes on the others but the first."""
 
-    def __init__(self, name, rank):
+    def __init__(self, name, part):
         super().__init__()
-        self.name, self.rank = name, rank
+        self.name, self.part = name, part
 
     def run(self, documents):
-        return super().run(list(documents) or [document("ab", number) for number in range(self.rank + 1)])
+        return super().run(list(documents) or [document("ab", number) for number in range(self.part + 1)])
 
     def work(self, document):
-        self.count("seen", f"by {self.rank}")
-        self.count_example("example", document.place, f"{document.id} of {self.rank}", 1)
+        self.count("seen", f"by {self.part}")
+        self.count_example("example", document.place, f"{document.id} of {self.part}", 1)
         return self.name == "first" or document.place > (0, 0)
 
 
-def test_counts_of_steps_are_summed_over_workers(monkeypatch):
-    """Each step is fed by the one before; each worker makes its own steps, and knows its rank."""
+PER_DOCUMENT = {"documents": 1, "bytes": 3, "spaced_words": 1}
 
-    def in_turn(make, ranks, workers, what):
-        assert (list(ranks), what) == (list(range(workers)), "corpus")
-        return (make()(rank) for rank in ranks)
 
-    def steps_of(rank):
-        return [CountUp("first", rank), CountUp("second", rank).for_sources(["d"], "of d")]
+def test_counts_of_steps_are_summed_over_parts():
+    """Each step is fed by the one before."""
 
-    first, second = pipeline.run_on_workers(steps_of, 1)
+    def tallies_of(part):
+        return pipeline.run_steps(
+            [CountUp("first", part), CountUp("second", part).for_sources(["d"], "of d")]
+        )
+
+    first, second = tallies_of(0)
     assert first.counts["d"]["documents_left", ""] == 1 and second.counts["d"]["documents_left", ""] == 0
-    monkeypatch.setattr(pipeline, "results_in_order", in_turn)
-    first, second = pipeline.run_on_workers(steps_of, 3)
+    for part in (1, 2):
+        for total, tally in zip((first, second), tallies_of(part), strict=True):
+            total.add(tally)
     seen = {("seen", "by 0"): 1, ("seen", "by 1"): 2, ("seen", "by 2"): 3, ("example", ""): 6}
-    assert first.counts == {"d": seen | {("documents_left", ""): 6, ("bytes_left", ""): 18}}
-    assert second.counts == {"d": seen | {("documents_left", ""): 3, ("bytes_left", ""): 9}}
+    left = lambda number: {(f"{what}_left", ""): n * number for what, n in PER_DOCUMENT.items()}  # noqa: E731
+    assert first.counts == {"d": seen | left(6)} and second.counts == {"d": seen | left(3)}
     assert [(one.name, one.detail) for one in (first, second)] == [("first", ""), ("second", "of d")]
-    examples = [("d", "example", (0, 0), f"d/0 of {rank}") for rank in range(3)]
+    examples = [("d", "example", (0, 0), f"d/0 of {part}") for part in range(3)]
     assert first.examples == second.examples == examples
 
 
@@ -258,8 +258,8 @@ def test_the_same_words_of_other_roles_are_no_duplicate():
     users, systems = ([[role, 1], ["assistant", 1]] for role in ("user", "system"))
     documents = [document("a\nb", turns=one) for one in (users, systems, users)]
     documents += [document("a\nb"), document("a\nb")]
-    left, counts = run(DocumentDuplicates(), *documents)
-    assert len(left) == 3 and counts["documents/seen before"] == 2
+    first, second, third, fourth, fifth = map(document_hash, documents)
+    assert (third, fifth) == (first, fourth) and len({first, second, fourth}) == 3
 
 
 # --- Pairs ---
@@ -392,52 +392,3 @@ def test_wrapped_text_at_the_borders(tmp_path):
     assert advice([*usual, (1 << 20) + 1]) is not None and advice([(1 << 20) + 1, *usual]) is None
     assert advice([*usual, (1 << 20) + 1, 5]) is not None and advice([*usual, 1 << 20, 5]) is None
     assert wrapping_advice(raw_source(tmp_path, "b.html")) is None
-
-
-def test_files_of_documents(tmp_path, monkeypatch):
-    """Merged in the order of their places, in files of a number of bytes; documents, bytes and words of each
-    source are counted; a run that fails leaves no file.
-    """
-    for rank, places in enumerate(((0, 3), (1, 2))):
-        documents = [document(f"sõna {n}\nab", n, "s" if n < 3 else "t", k=n) for n in places]
-        step = WriteCleaned(tmp_path / "cleaned", rank)
-        assert len(list(step.run(iter(documents)))) == 2
-    assert sorted(path.name for path in (tmp_path / "cleaned").iterdir()) == [
-        "00000.jsonl.zst", "00001.jsonl.zst"
-    ]  # fmt: skip
-    merged = list(MergeCleaned(tmp_path / "cleaned").run())
-    assert len(list(WriteCleaned(tmp_path / "alone").run(iter(documents)))) == 2
-    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["00000.jsonl.zst"]
-    assert [(one.id, one.place, one.metadata) for one in merged] == [
-        ("s/0", (0, 0), {"k": 0}), ("s/1", (0, 1), {"k": 1}), ("s/2", (0, 2), {"k": 2}),
-        ("t/3", (0, 3), {"k": 3}),
-    ]  # fmt: skip
-    monkeypatch.setattr(pipeline, "BYTES_PER_FILE", 22)
-    step = WriteDocuments(tmp_path / "documents")
-    assert len(list(step.run(iter(merged)))) == 4
-    assert counted(step) == {"words/": 8, "documents_left/": 4, "bytes_left/": 44}
-    assert counted(step, "s") == {"words/": 6, "documents_left/": 3, "bytes_left/": 33}
-    assert counted(step, "t") == {"words/": 2, "documents_left/": 1, "bytes_left/": 11}
-    files = sorted((tmp_path / "documents").iterdir())
-    assert [path.name for path in files] == ["00000.jsonl.zst", "00001.jsonl.zst"]
-    assert [[one["id"] for one in read_documents(path)] for path in files] == [["s/0", "s/1"], ["s/2", "t/3"]]
-    (first, *_) = read_documents(files[0])
-    assert first == {"id": "s/0", "text": "sõna 0\nab", "source": "s", "metadata": {"k": 0}}
-    monkeypatch.undo()
-    for one in merged:
-        one.line_bytes = [1 << 28]  # of 512 MiB a file
-    assert len(list(WriteDocuments(tmp_path / "large").run(iter(merged[:3])))) == 3
-    found = [list(read_documents(path)) for path in sorted((tmp_path / "large").iterdir())]
-    assert [[one["id"] for one in file] for file in found] == [["s/0", "s/1"], ["s/2"]]
-    merged[1].line_bytes = [(1 << 28) - 1]
-    list(WriteDocuments(tmp_path / "less").run(iter(merged[:3])))
-    assert len(list((tmp_path / "less").iterdir())) == 1
-    assert list(WriteDocuments(tmp_path / "none").run(iter([]))) == [] and not (tmp_path / "none").exists()
-
-    def failing():
-        yield merged[0]
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        list(WriteDocuments(tmp_path / "half").run(failing()))
-    assert not list((tmp_path / "half").iterdir())

@@ -2,9 +2,14 @@
 
 from collections import Counter
 
+import pytest
+import xxhash
+
 from kielo.artifact.stage_counts import FunnelRow
 from kielo.corpus.corpus_stage import build_funnel, empty_message, threshold_table
-from kielo.corpus.step import Tally
+from kielo.corpus.filters import LineLength
+from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
+from kielo.corpus.step import Tally, split_document
 
 
 def tally(name, detail="", examples=(), **sources):
@@ -98,3 +103,54 @@ def test_the_message_of_an_empty_corpus_by_hand():
         "  share of documents at each language threshold: 0.5: 0.0%",
         "Do this",
     ]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_examples_of_a_border_are_the_smallest_hashes(workers):
+    """The same for any number of workers: ten lines that were dropped, and ten first lines that stayed."""
+    short, long = [f"no {n}" for n in range(40)] * 2, [f"this line is long enough {n}" for n in range(40)]
+    documents = [
+        split_document(f"{one}\n{two}\nand another long line", str(n), "web", (0, n), {})
+        for n, (one, two) in enumerate(zip(short, long * 2, strict=True))
+    ]
+    tallies = []
+    for rank in range(workers):
+        step = LineLength(10)
+        assert len(list(step.run(documents[rank::workers]))) == len(documents[rank::workers])
+        tallies.append(Tally(step.name, step.detail, step.counts, step.examples))
+        assert len(step.examples) == 20
+    for other in tallies[1:]:
+        tallies[0].add(other)
+    found = border_examples(tallies[:1], {"language_rules": {}})
+    by_hash = lambda lines: sorted(set(lines), key=lambda line: xxhash.xxh3_64_intdigest(line.encode()))  # noqa: E731
+    assert [one.text for one in found] == [*by_hash(long)[:10], *by_hash(short)[:10]]
+    assert {(one.step, one.source, one.reason) for one in found} == {
+        ("line length", "web", ""), ("line length", "web", "under 10 characters"),
+    }  # fmt: skip
+    (row,) = build_funnel(tallies[:1])
+    assert (row.words, row.words_left) == (80 * 2, 80 * (6 + 4))
+
+
+def test_examples_are_masked_before_they_are_cut():
+    """An address that begins before the end of what is shown does not stay."""
+    text = f"{'words ' * 49}mari.maasikas@example.ee and {'more ' * 40}"
+    example = ("web", "dropped_example", (7, 0), f"looks like fi\0{text}")
+    rules = {"language_rules": {"web": {"languages": ["et"]}}}
+    (shown,) = border_examples([tally("line language", examples=[example])], rules)
+    assert shown.text.endswith("words mari.m…") and shown.reason == "looks like fi"
+    masked = rules | {"mask_personal_data": ["email"]}
+    (shown,) = border_examples([tally("line language", examples=[example])], masked)
+    assert shown.text.endswith("words [EMAIL…")
+
+
+def test_other_languages_and_clusters_are_added_up():
+    lines = {"bytes/looks like fi": 30, "bytes/not sure": 4, "lines/looks like fi": 1, "bytes_left/": 9}
+    many = {f"bytes/looks like {n:02d}": 100 - n for n in range(40)}
+    found = identified_languages([
+        tally("line language", a=lines, b=lines), tally("document language", a=many),
+        tally("script", a=lines),
+    ])  # fmt: skip
+    assert found["lines"] == {"fi": 60, "not sure": 8} and list(found["documents"])[:2] == ["00", "01"]
+    assert found["documents"]["other languages"] == sum(100 - n for n in range(30, 40))
+    sizes = [tally("near copies", a={"cluster_size/2": 3, "cluster_size/10-99": 1}, b={"cluster_size/2": 2})]
+    assert cluster_sizes(sizes) == {"2": 5, "10-99": 1}

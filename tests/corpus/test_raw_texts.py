@@ -7,7 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from kielo.corpus import raw_formats
-from kielo.corpus.pipeline import ReadSources
+from kielo.corpus.corpus_parts import Part, PartLimits
+from kielo.corpus.pipeline import ReadPart
 from kielo.corpus.raw_formats import RawSource, column_path, file_format, formats, is_readable, records
 from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
@@ -274,35 +275,33 @@ def test_cells_at_the_limit(tmp_path):
     bad("not UTF-8", "a.parquet, row 3: invalid UTF-8. Fix: write", path, {"text": broken})
 
 
-def test_a_reader_takes_its_share_and_shows_the_first_bad_records(tmp_path):
-    """Documents r, r + n, … of each source up to max_documents, bad ones among them; five examples."""
+def test_a_reader_stops_at_its_limit_and_shows_the_first_bad_records(tmp_path):
+    """Up to the most records, bad ones among them; five examples. Lines have their numbers in the file."""
     lines = [b"\xf5" if n % 2 else b"t%d" % n for n in range(20)]
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines) + b"\n")
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "x\\ry"}\n')
-    both = (
-        source(tmp_path, "a.txt", max_documents=15),
-        source(tmp_path, "b.jsonl", name="b", is_cleaned=False),
-    )
-    shares = []
-    for rank in range(2):
-        reader = ReadSources(both, 99, 2, rank)
-        shares.append((list(reader.run()), reader))
-    assert [one.id for one in shares[0][0]] == [f"s/a.txt:{n + 1}" for n in range(0, 15, 2)] + ["b/b.jsonl:1"]
-    assert [one.place for one in shares[0][0]][-2:] == [(0, 14), (1, 0)] and shares[1][0] == []
-    assert shares[0][0][-1].lines == ["x\ry"] and shares[0][0][0].metadata == {"file": "a.txt", "number": 1}
-    reader = shares[1][1]
-    assert counted(reader) == counted(reader, "s") == {"bad/": 7, "documents/not UTF-8": 7}
-    assert len(reader.examples) == 5
+
+    def reader_of(name, **limits):
+        return ReadPart(source(tmp_path, name), Part(0, (name,)), 99, 4, PartLimits(**limits))
+
+    reader = reader_of("a.txt", max_records=15)
+    read = list(reader.run())
+    assert [(one.id, one.place) for one in read] == [(f"s/a.txt:{n + 1}", (4, n)) for n in range(0, 15, 2)]
+    assert read[0].metadata == {"file": "a.txt", "number": 1}
+    assert counted(reader, "s").items() >= {"bad/": 7, "documents/not UTF-8": 7}.items()
     examples = tally(reader).first_examples("s", "bad", 5)
-    assert len(examples) == 5 and all(
-        text.startswith(f"a.txt, line {2 * n + 2}: ") for n, text in enumerate(examples)
-    )
-    alone = list(ReadSources(both, 99).run())  # one worker has all of them
-    assert [one.id for one in alone] == [one.id for one in shares[0][0]]
-    assert len(list(ReadSources((source(tmp_path, "a.txt"),), 99, 3, 1).run())) == 3  # of 1, 4, … 19
+    assert len(reader.examples) == 5 == len(examples)
+    assert all(text.startswith(f"a.txt, line {2 * n + 2}: ") for n, text in enumerate(examples))
+    assert len(list(reader_of("a.txt").run())) == 10
+    of_text = source(tmp_path, "b.jsonl", is_cleaned=False)
+    (document,) = ReadPart(of_text, Part(0, ("b.jsonl",)), 99).run()
+    assert document.lines == ["x\ry"]
+    half = Part(0, ("a.txt",), len(b"\n".join(lines[:10])) + 1, (tmp_path / "a.txt").stat().st_size)
+    second = ReadPart(source(tmp_path, "a.txt"), half, 99, limits=PartLimits(first_line=11))
+    assert [one.id for one in second.run()] == [f"s/a.txt:{n}" for n in range(11, 20, 2)]
     (tmp_path / "c.parquet").write_bytes(b"PAR1" * 200)
-    reader = ReadSources((source(tmp_path, "c.parquet", name="c"),), 99)
+    reader = reader_of("c.parquet")
     assert list(reader.run()) == []
-    assert counted(reader, "c")["damaged_bytes/"] == 800
-    (example,) = tally(reader).first_examples("c", "bad", 5)
+    assert counted(reader, "s")["damaged_bytes/"] == 800
+    (example,) = tally(reader).first_examples("s", "bad", 5)
     assert len(example) <= 300 and "c.parquet: damaged" in example

@@ -61,6 +61,7 @@ def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_pat
     for what in ("documents", "bytes"):
         assert sum(row[what] for row in rows) == counts[f"{what}_in"] - counts[f"{what}_kept"]
         assert rows[-1][f"{what}_left"] == counts[f"{what}_kept"]
+    assert rows[-1]["words_left"] == sum(len(document["text"].split()) for document in documents)
 
 
 def test_same_messages_for_any_number_of_workers(tmp_path, capsys):

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kielo.artifact.manifest import write_stage
@@ -12,7 +13,8 @@ from kielo.artifact.stage_counts import Funnel, FunnelSource
 from kielo.artifact.stage_json import read_json
 from kielo.corpus import corpus_stage as corpus_run
 from kielo.corpus.corpus_stage import run_corpus
-from kielo.corpus.pipeline import MergeCleaned, first_pass, second_pass
+from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
+from kielo.corpus.pipeline import ReadPart, SplitAgain, first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.step import (
     Tally,
@@ -298,7 +300,7 @@ def test_a_pair_that_is_not_cleaned_needs_no_known_language(tmp_path, monkeypatc
     monkeypatch.setattr("kielo.corpus.pipeline.language", lambda code: bare)
     source = PAIR | {"path": "pairs.tsv", "clean": False}
     recipe = SimpleNamespace(corpus=Corpus(sources=[source]), language="et")
-    names = [step.name for step in first_pass([], recipe, tmp_path, 1, 0)]
+    names = [step.name for step in first_pass(recipe, ReadPart(None, None, 99))]
     assert any("pair" in name.lower() for name in names) and not any(
         "language" in name.lower() for name in names
     )
@@ -378,41 +380,60 @@ def test_steps_and_the_sources_that_they_see():
         own = [source for source in sources if source["name"] in wanted]
         return Recipe(name="t", language="et", corpus=Corpus(sources=own, **keys))
 
-    every = recipe(*(source["name"] for source in sources))
+    every, reader = recipe(*(source["name"] for source in sources)), ReadPart(None, None, 99)
     of_lines = ("script", "line length", "line language")
     language_steps = [(name, code, [of]) for code, of in (("et", "own"), ("fi", "fi")) for name in of_lines]
     language_steps += [("document language", "et", ["own"]), ("document language", "fi", ["fi"])]
-    assert names(first_pass((), every, Path("x"))) == [
+    assert names(first_pass(every, reader)) == [
         ("read", "", None), ("content", "", ["any", "chat", "code", "done", "kept"]),
         ("normalise", "", ["fi", "own"]), *language_steps, ("code line length", "", ["code"]),
         ("generated code", "", ["code"]), ("alphanumeric share", "", ["code"]),
         ("normalise pairs", "", ["pair"]), ("pairs", "", ["pair", "raw"]),
         ("pair language", "en of pair", ["pair"]), ("pair language", "et of pair", ["pair"]),
         ("lay out pairs", "pair", ["pair"]), ("lay out pairs", "raw", ["raw"]),
-        ("conversations", "", ["any", "chat"]), ("turns", "", ["chat"]), ("write cleaned", "", None),
+        ("conversations", "", ["any", "chat"]), ("turns", "", ["chat"]),
     ]  # fmt: skip
     few = ["normalise", *of_lines, "document language"]
-    assert names(first_pass((), recipe("own"), Path("x"))) == [
-        ("read", "", None), *((name, "", ["own"]) for name in few), ("write cleaned", "", None)
+    assert names(first_pass(recipe("own"), reader)) == [
+        ("read", "", None), *((name, "", ["own"]) for name in few)
     ]  # fmt: skip
-    assert names(first_pass((), recipe("any"), Path("x"))) == [
+    assert names(first_pass(recipe("any"), reader)) == [
         ("read", "", None), ("content", "", ["any"]), ("conversations", "", ["any"]),
-        ("write cleaned", "", None),
     ]  # fmt: skip
-    assert [step.side for step in first_pass((), every, Path("x")) if step.name == "pair language"] == [0, 1]
-    second = second_pass(every.corpus, Path("x"), Path("y"))
-    assert names(second) == [
+    assert [step.side for step in first_pass(every, reader) if step.name == "pair language"] == [0, 1]
+    flags = np.zeros(1, bool)
+
+    def second(corpus):
+        copies = DocumentDuplicates(flags), LineDuplicates(flags, flags)
+        return second_pass(corpus, SplitAgain(), copies[:1], copies[1:], Path("y"))
+
+    steps = second(every.corpus)
+    assert names(steps) == [
         ("merge cleaned", "", None), ("document duplicates", "", None),
         ("line duplicates", "", ["fi", "own"]), ("document length", "", ["fi", "own"]), ("write", "", None),
     ]  # fmt: skip
-    assert (second[0].folder, second[-1].folder, second[3].min_characters) == (Path("x"), Path("y"), 100)
-    bare = recipe("own", deduplicate_documents=False, deduplicate_lines=False).corpus
-    assert [step.name for step in second_pass(bare, Path("x"), Path("y"))] == [
-        "merge cleaned", "document length", "write"
+    assert (steps[-1].folder, steps[3].min_characters) == (Path("y"), 100)
+    assert [step.name for step in second(recipe("code").corpus)] == [
+        "merge cleaned", "document duplicates", "write"
     ]  # fmt: skip
-    (merge, duplicates, write_them) = second_pass(recipe("code").corpus, Path("x"), Path("y"))
-    assert (
-        isinstance(merge, MergeCleaned)
-        and duplicates.name == "document duplicates"
-        and write_them.name == "write"
-    )
+
+
+@pytest.mark.parametrize(
+    "keys, rounds",
+    [
+        ({}, "clean copies choose lines keep borders write"),
+        ({"deduplicate_lines": False}, "clean copies choose keep borders write"),
+        ({"deduplicate_documents": False}, "clean lines keep borders write"),
+        ({"deduplicate_documents": False, "deduplicate_lines": False}, "clean borders write"),
+        ({"deduplicate_documents": False, "clean": False}, "clean borders write"),
+        ({"deduplicate_documents": False, "clean": False, "max_documents": 1}, "count clean borders write"),
+    ],
+)
+def test_rounds_of_a_corpus(tmp_path, keys, rounds):
+    """Text that nothing compares is read once."""
+    of_source = {key: keys[key] for key in ("clean", "max_documents") if key in keys}
+    of_corpus = {key: value for key, value in keys.items() if key not in of_source}
+    sources = [{"path": write(tmp_path / "a.txt", ESTONIAN)} | of_source]
+    recipe = Recipe(name="t", language="et", corpus=Corpus(sources=sources, **of_corpus))
+    tasks, _, _ = corpus_run.plan_corpus(recipe, tmp_path / "corpus", tmp_path / "raw")
+    assert tasks.rounds == rounds.split()

@@ -100,6 +100,27 @@ def test_own_tasks_of_each_kind(model: Contender, tmp_path: Path) -> None:
     assert len(list((tmp_path / "results").glob("choice-*"))) == 3  # results of other settings stay
 
 
+def test_culture_probes_are_asked_in_both_languages(model: Contender, tmp_path: Path) -> None:
+    """Without a folder in the recipe. A person's task of the same name is asked in their place."""
+    names = ("culture_et", "culture_et_in_english")
+    found, unscored = scored(model, tmp_path, *names)
+    assert unscored == {}
+    for name, language in zip(names, ("et", "en")):
+        one = found[name, "acc,none"]
+        assert (one.language, one.measures, one.questions, one.chance) == (language, "culture", 40, 0.25)
+    (folder,) = (tmp_path / "results").glob("culture_et-*")
+    line = json.loads((folder / QUESTIONS_NAME).read_text().splitlines()[0])
+    assert line["arguments"][2] == [
+        "Küsimus: Mis kuupäeval on Eesti iseseisvuspäev?\nVastus:",
+        " 24. veebruaril",
+    ]
+    write_own(tmp_path / "mine", GOOD)
+    path = tmp_path / "mine" / "capitals.toml"
+    path.write_text(path.read_text().replace('"capitals"', '"culture_et"', 1))
+    found, _ = scored(model, tmp_path, "culture_et", task_folders=(str(path.parent),))
+    assert found["culture_et", "acc,none"].questions == 1
+
+
 def test_a_scored_task_is_not_asked_again(model: Contender, tmp_path: Path) -> None:
     """Nor is it lost when a later task ends the program. A changed task is asked."""
     write_own(tmp_path / "a", GOOD, GOOD)

@@ -8,9 +8,9 @@ import pytest
 from kielo.evaluate.tasks import Place
 from kielo.evaluate.tasks_data import quiet_bars
 from kielo.evaluate.tasks_harness import Harness
-from kielo.evaluate.tasks_own import harness_task, own_tasks_of
+from kielo.evaluate.tasks_own import harness_task, own_tasks_of, read_own_task
 from kielo.evaluate.tasks_wanted import hash_task_folder, wanted_tasks
-from kielo.recipe.cards import task_bundle, task_bundles
+from kielo.recipe.cards import PROBES, task_bundle, task_bundles
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Evaluate
 
@@ -67,6 +67,23 @@ def test_a_wrong_own_task_is_refused(tmp_path: Path) -> None:
     write_own(tmp_path, GOOD)
     with pytest.raises(KieloError, match=f"^{other / 'capitals.toml'}: another own task, .*, has the name"):
         own_tasks_of([tmp_path, other])
+
+
+def test_the_shipped_probes_ask_the_same_in_both_languages() -> None:
+    """The right choice has the same number, and each number is right equally often."""
+    found = own_tasks_of([PROBES])
+    assert set(found) == {"culture_et", "culture_et_in_english"}
+    rows = {}
+    for name, path in found.items():
+        assert read_own_task(path).measures == "culture"
+        rows[name] = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    pairs = list(zip(*rows.values(), strict=True))
+    places = [[one["choices"].index(one["answer"]) for one in pair] for pair in pairs]
+    assert all(first["id"] == second["id"] and first["see"] for first, second in pairs)
+    assert all(len(set(one["choices"])) == 4 for pair in pairs for one in pair)
+    assert all(first == second for first, second in places)
+    assert len(pairs) == len({first["question"] for first, _ in pairs}) == 40
+    assert {places.count([place, place]) for place in range(4)} == {10}
 
 
 def test_bundles_have_languages_and_abilities() -> None:

@@ -1,8 +1,10 @@
 """Tasks of the harness on a checkpoint, on its export by the harness alone, and by a plain script."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +17,33 @@ from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.task_result import QUESTIONS_NAME
 from kielo.cli.main import main
 from kielo.evaluate.contender import load_checkpoint, load_hugging_face
+from kielo.evaluate.layout_contender import load_checkpoint_on_ranks
 from kielo.evaluate.likelihoods import sequence_log_likelihoods
 from kielo.evaluate.tasks import Place, score_tasks
+from kielo.ranks.world import world_of_job
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Evaluate
-from kielo.resolve.resolved import read
+from kielo.resolve.resolved import Resolved, placed_as_trained, read
+from kielo.stages.attempt import resolve_here
 from kielo.tokenizer.load import encode, load_tokenizer
 from tests.cli.test_run import write_recipe
-from tests.evaluate.harness_data import belebele, write_cached
+from tests.evaluate.harness_data import belebele, write_cached, write_group_folder
+from tests.started_ranks import run_ranks
 
 pytestmark = pytest.mark.full
 pytest.importorskip("lm_eval")
 
 LIMIT = 16
 LANGUAGES = ("est_Latn", "fin_Latn")
+NAMES = tuple(f"belebele_{language}" for language in LANGUAGES)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small run, with an export. Its sequences have 512 tokens, which cut Belebele's."""
     recipe = write_recipe(tmp_path_factory.mktemp("tasks"))
-    changes = ["dataset.sequence_length=512", "train.tokens=10240", "train.tokens_per_step=512"]
+    changes = ["dataset.sequence_length=512", "train.tokens=20480", "train.tokens_per_step=1024"]
     flags = [part for value in changes for part in ("--set", value)]
     assert main(["run", str(recipe), "--to", "export", *flags]) == 0
     return recipe.parent / "run"
@@ -68,13 +76,13 @@ def by_the_harness(
     import datasets
     import huggingface_hub.constants
     import lm_eval
+    from lm_eval.tasks import TaskManager
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     files = Path(lm_eval.__file__).parent / "tasks" / "belebele"
-    manager = lm_eval.tasks.TaskManager(include_path=files, include_defaults=False)
-    names = [f"belebele_{language}" for language in LANGUAGES]
-    return run_harness(export, manager, names, limit=limit, **how)
+    manager = TaskManager(include_path=files, include_defaults=False)
+    return run_harness(export, manager, list(NAMES), limit=limit, **how)
 
 
 def by_a_plain_script(export: Path, rows: list[dict[str, str]]) -> list[list[float]]:
@@ -101,28 +109,46 @@ def by_a_plain_script(export: Path, rows: list[dict[str, str]]) -> list[list[flo
     return found
 
 
-def test_belebele_has_one_accuracy_by_three_programs(
-    run: Path, brought: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Each answer's log-likelihood within 1e-4, each question's verdict, and the scores to the last digit."""
-    monkeypatch.setenv("KIELO_PREFETCHED", str(brought))
-    names = [f"belebele_{language}" for language in LANGUAGES]
-    words = ["evaluate", str(run), "--set", f"evaluate.task_limit={LIMIT}"]
-    assert main([*words, "--tasks", ",".join(names)]) == 0
-    screen = capsys.readouterr().out
-    scores = read_stage_json(run / "evaluate", Scores)
-    theirs = by_the_harness(run / "hf", brought / "datasets", monkeypatch)
-    step = newest_checkpoint(run).name
-    for language, name in zip(LANGUAGES, names, strict=True):
-        plain = by_a_plain_script(run / "hf", belebele(language)[:LIMIT])
-        (folder,) = (run / "evaluate_tasks" / step).glob(f"{name}-*")
+@pytest.fixture(scope="module")
+def theirs(run: Path, brought: Path) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        return by_the_harness(run / "hf", brought / "datasets", patch)
+
+
+@pytest.fixture(scope="module")
+def plain(run: Path) -> dict[str, list[list[float]]]:
+    return {f"belebele_{code}": by_a_plain_script(run / "hf", belebele(code)[:LIMIT]) for code in LANGUAGES}
+
+
+def assert_same_answers(results: Path, theirs: dict[str, Any], plain: dict[str, list[list[float]]]) -> None:
+    """Each answer's log-likelihood within 1e-4, and each question's verdict."""
+    for name in NAMES:
+        (folder,) = results.glob(f"{name}-*")
         ours = [json.loads(line) for line in (folder / QUESTIONS_NAME).read_text().splitlines()]
-        assert len(ours) == len(plain) == LIMIT
-        for mine, other, logs in zip(ours, theirs["samples"][name], plain, strict=True):
+        assert len(ours) == len(plain[name]) == LIMIT
+        for mine, other, logs in zip(ours, theirs["samples"][name], plain[name], strict=True):
             assert mine["doc"] == other["doc"] and mine["acc"] == other["acc"]
             assert [float(one[0][0]) for one in mine["resps"]] == pytest.approx(logs, rel=1e-4)
             assert [float(one[0][0]) for one in other["resps"]] == pytest.approx(logs, rel=1e-4)
             assert mine["acc"] == (logs.index(max(logs)) + 1 == int(mine["doc"]["correct_answer_num"]))
+
+
+def test_belebele_has_one_accuracy_by_three_programs(
+    run: Path,
+    brought: Path,
+    theirs: dict[str, Any],
+    plain: dict[str, list[list[float]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """The same answers, and the scores to the last printed digit."""
+    monkeypatch.setenv("KIELO_PREFETCHED", str(brought))
+    words = ["evaluate", str(run), "--set", f"evaluate.task_limit={LIMIT}"]
+    assert main([*words, "--tasks", ",".join(NAMES)]) == 0
+    screen = capsys.readouterr().out
+    scores = read_stage_json(run / "evaluate", Scores)
+    assert_same_answers(run / "evaluate_tasks" / newest_checkpoint(run).name, theirs, plain)
+    for name in NAMES:
         for key in ("acc,none", "acc_norm,none"):
             (one,) = (one for one in scores.tasks if (one.task, one.metric) == (name, key))
             expected = theirs["results"][name]
@@ -130,6 +156,36 @@ def test_belebele_has_one_accuracy_by_three_programs(
             assert f"{one.standard_error:.4f}" == f"{expected[key.replace(',', '_stderr,')]:.4f}"
             assert (one.questions, one.chance, one.measures, one.version) == (LIMIT, 0.25, "reading", "0.0")
         assert name in screen
+
+
+def ask_on_a_rank(run: Path, placed: Resolved, brought: Path, results: Path) -> None:
+    os.environ["KIELO_PREFETCHED"] = str(brought)
+    with world_of_job(60, "cpu") as world:
+        checkpoint = newest_checkpoint(run)
+        contender = load_checkpoint_on_ranks(checkpoint, placed, run / "tokenizer", world, "fp32")
+        score_tasks(contender, Evaluate(tasks=NAMES, task_limit=LIMIT), Place(results, {}))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tensor": 2}, {"shard": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}],
+    ids=lambda sizes: " x ".join(sizes),
+)
+def test_answers_do_not_depend_on_the_layout(
+    sizes: dict[str, int],
+    run: Path,
+    brought: Path,
+    theirs: dict[str, Any],
+    plain: dict[str, list[list[float]]],
+    tmp_path: Path,
+) -> None:
+    """The harness on the sharded checkpoint: the answers of the export and of transformers alone."""
+    recipe = read_recipe(run, [f"layout.{axis}={size}" for axis, size in sizes.items()]).recipe
+    ranks = prod(sizes.values())
+    placed = placed_as_trained(resolve_here(recipe, ranks)[0], run)
+    assert all(getattr(placed.placement.layout, axis) == size for axis, size in sizes.items())
+    run_ranks(ask_on_a_rank, ranks, run, placed, brought, tmp_path, timeout_seconds=300)
+    assert_same_answers(tmp_path, theirs, plain)
 
 
 def test_likelihoods_equal_those_of_transformers(run: Path) -> None:
@@ -209,6 +265,48 @@ def test_a_task_folder_of_others_loads_unchanged(
     lines = [json.loads(line) for line in (folder / QUESTIONS_NAME).read_text().splitlines()]
     written = [one["resps"] for one in theirs["samples"]["of_others_words"]]
     assert [line["resps"] for line in lines] == written and any(text for ((text,),) in written)
+
+
+def test_the_folder_of_a_research_group_loads_unchanged(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form for lm-eval 0.4.7, with an example: prompts, answers and metrics of each question."""
+    import datasets
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr("lm_eval.api.metrics.bootstrap_stderr", lambda metric, values, iters: 0.25)
+    monkeypatch.chdir(tmp_path)  # paths of data are relative
+    names = write_group_folder(tmp_path, tmp_path / "datasets")
+    (tmp_path / "prefetched.json").write_text('{"brought": [], "made_at": ""}')
+    monkeypatch.setenv("KIELO_PREFETCHED", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        manager = TaskManager(include_path="tasks", include_defaults=False)
+        theirs = run_harness(run / "hf", manager, names, num_fewshot=1)
+    sets = ["--set", 'evaluate.task_folders=["tasks"]', "--set", "evaluate.shots=1"]
+    assert main(["evaluate", str(run), *sets, "--tasks", ",".join(names)]) == 0
+    assert {len(rows) for rows in theirs["samples"].values()} == {4, 5} and len(theirs["samples"]) == 6
+    for name, others in theirs["samples"].items():
+        (folder,) = (run / "evaluate_tasks" / newest_checkpoint(run).name).glob(f"{name}-*")
+        ours = [json.loads(line) for line in (folder / QUESTIONS_NAME).read_text().splitlines()]
+        for mine, other in zip(ours, json.loads(json.dumps(others)), strict=True):
+            assert (mine["doc"], mine["target"]) == (other["doc"], other["target"])
+            assert mine["arguments"] == other["arguments"]
+            assert [mine[key] for key in other["metrics"]] == [other[key] for key in other["metrics"]]
+            if isinstance(other["arguments"][0][1], str):  # an answer of which likelihoods are compared
+                logs = ([float(one[0][0]) for one in of["resps"]] for of in (mine, other))
+                assert next(logs) == pytest.approx(next(logs), rel=1e-4)
+            else:
+                assert (mine["resps"], mine["filtered_resps"]) == (other["resps"], other["filtered_resps"])
+    scores = {(one.task, one.metric): one for one in read_stage_json(run / "evaluate", Scores).tasks}
+    for task, metrics in theirs["results"].items():
+        for key, value in metrics.items():
+            if "," in key and "_stderr" not in key:
+                assert f"{scores[task, key].value:.4f}" == f"{value:.4f}"
+                assert scores[task, key].shots == 1
+    assert scores["all_choices", "acc,none"].questions == 10
 
 
 CHAT = (

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from kielo.artifact.lease import held
 from kielo.artifact.score_history import ScoredCheckpoint, read_history
 from kielo.artifact.scores import BitsPerByte, Scores
 from kielo.checkpoint.publish import prune
-from kielo.corpus.worker_processes import WorkerEnded
 from kielo.evaluate import watch_run
 from kielo.evaluate.history_subject import Subject
 from kielo.evaluate.watch_run import Watch
@@ -216,6 +216,7 @@ def test_a_full_disk_loses_no_score(watched: Watched, monkeypatch) -> None:
 
 KILLED = """
 import sys, time
+from functools import partial
 from pathlib import Path
 from kielo.evaluate import watch_run
 from tests.evaluate.test_watch_run import RECIPE, inputs_of, made_score
@@ -253,22 +254,15 @@ def test_a_killed_watch_goes_on_and_keeps_nothing_for_ever(watched: Watched) -> 
     assert not paths[1].exists() and not mark.exists()
 
 
-def test_a_scoring_that_is_killed_ends_alone(watched: Watched, monkeypatch) -> None:
+def killed_scorer(recipe: Recipe, run: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_scoring_that_is_killed_ends_alone(watched: Watched) -> None:
     """Its process has no memory left: the reason is told, and the next checkpoint is scored."""
 
-    class Killed:
-        process = type("Process", (), {"exitcode": -9})
-
-        def send(self, batch: object) -> None: ...
-
-        def receive(self) -> None:
-            raise WorkerEnded("was killed")
-
-        def end(self) -> None: ...
-
-    monkeypatch.setattr(watch_run, "start_worker", lambda *_: Killed())
     watched.save(100)
-    watched.watch(watch_of(RECIPE, watched.run, print, print).score).look()
+    watched.watch(partial(watch_run.score_in_process, killed_scorer)).look()
     assert watched.told[0].startswith(
         "step_00000100: passed over: its process ended without scores (exit code -9); -9 is mostly the kernel"
     )

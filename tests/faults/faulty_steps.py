@@ -1,13 +1,11 @@
-"""Corpus steps that go wrong in one worker while the others would never end;
-workers import them from here.
-"""
+"""Work that goes wrong in one worker while the others would never end; workers import it from here."""
 
 import errno
 import os
 import signal
 import threading
+from collections.abc import Callable
 
-from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 
@@ -34,19 +32,10 @@ FAULTS = {
 }
 
 
-class Faulty(CorpusStep):
-    name = "faulty"
-
-    def __init__(self, fault: str, rank: int):
-        super().__init__()
-        self.fault, self.rank = fault, rank
-
-    def run(self, documents):
-        if self.rank == 1:
-            FAULTS[self.fault]()
+def faulty_work(fault: str) -> Callable[[int], None]:
+    def work(number: int) -> None:
+        if number == 1:
+            FAULTS[fault]()
         threading.Event().wait()
-        yield
 
-
-def faulty_steps(fault: str, rank: int) -> list[CorpusStep]:
-    return [Faulty(fault, rank)]
+    return work

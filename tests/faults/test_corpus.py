@@ -28,10 +28,10 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus import corpus_stage as corpus_run
-from kielo.corpus.pipeline import run_on_workers
+from kielo.corpus.process_pool import results_in_order
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document
-from tests.faults.faulty_steps import faulty_steps
+from tests.faults.faulty_steps import faulty_work
 from tests.faults.trial import belongings, kielo, refused, rest_marked_full, start, went_well, write_workplace
 
 LINES = [estonian_document(number).replace("\n", " ") for number in range(40)]
@@ -167,8 +167,6 @@ BAD_PAGES = {
                      "zlib", "x" * 3000, "..", "mbcs", "no-such")
     },
     "not in its charset": (b'<meta charset="utf-8"><p>\xf5', "invalid UTF-8"),
-    "unknown declaration": (b"<p>a<![foo[bar]]>", "not parsed as HTML"),
-    "5000 digits": (b"<p>&#" + b"1" * 5000 + b";", "not parsed as HTML"),
     "too long": (b"<p>" + b"a" * 30_000, "longer than corpus.max_document_bytes"),
 }  # fmt: skip
 
@@ -196,6 +194,8 @@ ODD_PAGES = {
     "says UTF-16 and is UTF-8": f'<meta charset="utf-16"><p>{LINES[0]}'.encode(),
     "UTF-8 with a mark": b"\xef\xbb\xbf" + f"<p>{LINES[0]}".encode(),
     "nested deeply": b"<div>" * 50_000 + f"<p>{LINES[0]}".encode(),
+    "unknown declaration": f"<![foo[bar]]><p>{LINES[0]}".encode(),
+    "5000 digits": f"<p>{LINES[0]}<p>&#{'1' * 5000};".encode(),
     "a declaration of Word": f"<![if !vml]><p>{LINES[0]}".encode(),
 }
 
@@ -472,28 +472,27 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
         ("our message", KieloError, r"text\.txt, line 3: no"),
         pytest.param("full disk", OSError, r"No space left on device: '/full'", marks=pytest.mark.full),
         pytest.param(
-            "unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2", marks=pytest.mark.full
+            "unsendable", RuntimeError, r"(?s)worker \d of 2.*Unsendable: 1 2", marks=pytest.mark.full
         ),
-        ("out of memory", KieloError, r"worker 1 of 2: out of memory. Fix: fewer corpus\.workers"),
-        ("killed", KieloError, r"worker 1 of 2 was killed by SIGKILL.*corpus\.workers"),
-        pytest.param("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV", marks=pytest.mark.full),
-        ("exit", KieloError, r"worker 1 of 2 ended without an answer \(exit code 3\)"),
+        ("out of memory", KieloError, r"worker \d of 2: out of memory. Fix: fewer corpus\.workers"),
+        ("killed", KieloError, r"worker \d of 2 was killed by SIGKILL.*corpus\.workers"),
+        pytest.param("crashed", KieloError, r"worker \d of 2 was ended by SIGSEGV", marks=pytest.mark.full),
+        ("exit", KieloError, r"worker \d of 2 ended without an answer \(exit code 3\)"),
     ],
 )
 def test_one_worker_ends_all(fault, kind, message):
     """The other worker would wait for ever."""
     with pytest.raises(kind, match=message):
-        run_on_workers(partial(faulty_steps, fault), 2)
+        list(results_in_order(partial(faulty_work, fault), [0, 1], 2, "corpus"))
     assert not multiprocessing.active_children()
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
     """The exception is the worker's own; a note says where in the worker it came from."""
     with pytest.raises(ZeroDivisionError, match="of our own") as caught:
-        run_on_workers(partial(faulty_steps, "bug"), 2)
-    assert (
-        "corpus worker 1 of 2" in caught.value.__notes__[0] and "faulty_steps.py" in caught.value.__notes__[0]
-    )
+        list(results_in_order(partial(faulty_work, "bug"), [0, 1], 2, "corpus"))
+    (note,) = caught.value.__notes__
+    assert note.startswith("In corpus worker ") and "faulty_steps.py" in note
 
 
 @pytest.mark.parametrize("attempt", rest_marked_full(range(3), [0]))

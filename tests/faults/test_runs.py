@@ -461,7 +461,7 @@ def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stag
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("not ended")
 
-    monkeypatch.setattr(*{"corpus": (corpus, "run_on_workers"), "pack": (piece_cache, "encode")}[stage], work)
+    monkeypatch.setattr(*{"corpus": (corpus, "describe_read"), "pack": (piece_cache, "encode")}[stage], work)
     before = results(packed / "run")
     outcome = went_well(here(packed, "run", "tiny.toml", "--again", stage), code=75)
     assert "the same command" in outcome.err

@@ -88,7 +88,7 @@ def test_files_that_stages_exchange_are_read_through_their_types(house):
 # Bytes of the process itself or of its own workers, and a reader that takes only tables of tensors.
 MAY_UNPICKLE = {
     "checkpoint/tensor_table.py: pickle", "checkpoint/tensor_table.py: torch.load",
-    "corpus/worker_processes.py: pickle", "ranks/flight_record.py: pickle",
+    "corpus/process_pool.py: pickle", "ranks/flight_record.py: pickle",
 }  # fmt: skip
 
 

@@ -216,7 +216,7 @@ def test_attempts_without_a_new_checkpoint_are_counted(chain: Chain) -> None:
         for _ in range(attempts):
             assert chain.job(ends("requeue", "", 75)) == 0 and not chain.stopped
     assert chain.job("touch {run}/trained_again") == 1
-    assert chain.stopped.startswith("3 attempts in a row made no checkpoint after step_00000005")
+    assert chain.stopped.startswith("3 attempts in a row made nothing after step_00000005")
     assert not (chain.run / "trained_again").exists()
 
 
@@ -294,7 +294,7 @@ def test_without_a_decision_the_next_job_goes_on(chain: Chain) -> None:
     )
     assert chain.job("touch {run}/trained_again") == 1
     assert chain.stopped.startswith(
-        "3 attempts in a row made no checkpoint after the start; the last: the ranks ended"
+        "3 attempts in a row made nothing after the start; the last: the ranks ended"
     )
 
 
@@ -347,4 +347,4 @@ def test_a_job_that_is_asked_to_stop_too_early_does_not_train(chain_of_pbs: Chai
     (chain.folder / "job.sh").write_text(late)
     assert chain.job("touch {run}/trained") == 0
     assert not (chain.run / "trained").exists() and not chain.stopped
-    assert "asked to stop before it trained" in chain.attempts[-1]
+    assert "asked to stop before it began" in chain.attempts[-1]

@@ -48,7 +48,7 @@ def test_each_rung_is_a_launch_with_its_layout_that_saves_nothing(written) -> No
         assert product == rung.devices == 8 * rung.nodes
         assert recipe["folder"] == str(folder) and recipe["train"]["log_every_steps"] == 1
         environment = (folder / "launch/0001/environment.sh").read_text()
-        assert "TRAIN_FLAGS=(--measure 10)" in environment
+        assert 'COMMAND=(train "$FOLDER/recipe.toml" --measure 10)' in environment
         assert (folder / "tokens").readlink() == Path("../../../../tokens")
     job = written / LADDER / "2_nodes/job_0001/job.sh"
     text = job.read_text()

@@ -272,7 +272,7 @@ def test_the_folders_that_a_container_sees(here, monkeypatch, tmp_path_factory) 
 
 PLAIN = [
     "# Environment of every rank on here; rank.sh reads it.",
-    "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
+    "# shellcheck shell=bash disable=SC2034,SC2154 # variables of rank.sh",
     "export OMP_NUM_THREADS=7", "export PYTHONUNBUFFERED=1", "export PYTHONSAFEPATH=1",
     "ulimit -c 0 # cores of thousands of ranks fill a quota",
 ]  # fmt: skip
@@ -282,7 +282,7 @@ def commands(python: str, venv: str = "", flags: str = "") -> list[str]:
     return [
         f"VENV={venv}", f"PYTHON=({python})", f"KIELO=({python} -m kielo)",
         f"TORCHRUN=({python} -m torch.distributed.run)", f"DECIDE=({python} -m kielo.launch.decide)",
-        f"TRAIN_FLAGS=({flags})",
+        f'COMMAND=(train "$FOLDER/recipe.toml"{flags}) # of kielo, on each rank',
     ]  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_the_environment_of_a_site(nodes, has_internet, here, monkeypatch) -> No
         *([] if has_internet else OFFLINE), f"export KIELO_PREFETCHED={here}/brought",
         "# weights of the hub go beside the environment, not into the home",
         'export HF_HOME="${HF_HOME:-/site/caches/huggingface}"',
-        *commands("python", "/site/venv", "--measure 10"),
+        *commands("python", "/site/venv", " --measure 10"),
     ]  # fmt: skip
 
 

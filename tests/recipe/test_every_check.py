@@ -189,6 +189,20 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "model.transplant_vectors = 'v' is only read with model.transplant = \"focus\". Fix: set it, or "
         "leave the key out",
     ),
+    "moments of no weights": (
+        {"model": {"weights": "hf:o/n"}, "tokenizer": {"path": "hf:o/n"},
+         "train": {"optimiser_from_weights": True}},
+        "train.optimiser_from_weights model.weights",
+        "train.optimiser_from_weights = true with model.weights = 'hf:o/n': only Megatron's checkpoints have "
+        "moments. Fix: model.weights = megatron:FOLDER, or train.optimiser_from_weights = false",
+    ),
+    "moments of a part of the model": (
+        {"model": {"weights": "megatron:m"}, "tokenizer": {"path": "hf:o/n"},
+         "train": {"optimiser_from_weights": True, "trainable": ["head"]}},
+        "train.optimiser_from_weights train.trainable",
+        "train.optimiser_from_weights = true cannot be combined with train.trainable = ['head']: its moments "
+        "are of AdamW, of all parameters and all tokens. Fix: train.optimiser_from_weights = false",
+    ),
     "merges of a unigram": (
         {"tokenizer": {"model": "unigram", "min_frequency": 3}}, "tokenizer.min_frequency tokenizer.model",
         'tokenizer.min_frequency is for merges; tokenizer.model = "unigram" has none. Fix: leave it out',

@@ -10,7 +10,14 @@ from huggingface_hub import ModelCard
 
 from kielo import __version__
 from kielo.artifact.durable import is_own_text
-from kielo.artifact.scores import BitsPerByte, TaskScore
+from kielo.artifact.scores import (
+    BitsPerByte,
+    FluencyScores,
+    MadePairScores,
+    MinimalPairScores,
+    PairAccuracy,
+    TaskScore,
+)
 from kielo.models.families import complete
 from kielo.recipe.sections import Model, Recipe
 from kielo.report import model_card
@@ -94,6 +101,36 @@ def test_scores_of_tasks_are_in_the_front_matter(run_folder: Path) -> None:
     assert ModelCard(card(scores=scores)).data.eval_results is None
 
 
+def test_fluency_of_a_decoder(run_folder: Path) -> None:
+    """Pairs by term if the file has terms, with 1.96 standard errors; shares of the model's own text."""
+    scores = gather(run_folder, RECIPE, STAGES).scores
+    one = PairAccuracy(pairs=400, likelihood=0.6, standard_error=0.0245, fewer_tokens=0.533)
+    pairs = MinimalPairScores(file="blimp.zip", all=one, groups={"a_1": one, "a_2": one}, terms={"a_b": one})
+    made = MadePairScores(file="", all=one, groups={"word_order": one}, wanted=9, sentences=9, in_training=0)
+    wrote = FluencyScores(
+        texts=30, repeated=0.053, repeated_in_heldout=0.092, languages={"et": 0.99, "en": 0.01}
+    )
+    found = {"minimal_pairs": pairs, "made_pairs": made, "fluency": wrote}
+    text = part("Fluency", card(scores=scores.model_copy(update=found)))
+    of_all = "60.0 ± 4.8 % |"
+    after = (
+        "With 95 % intervals. Guessing is right in 50 %, and a model that only prefers fewer tokens in "
+        "53.3 %."
+    )
+    rule = "|---|--:|--:|\n"
+    assert text.split("\n\n") == [
+        f"| minimal pairs of blimp.zip | pairs | good sentence likelier |\n{rule}"
+        f"| a\\_b | 400 | {of_all}\n| all | 400 | {of_all}",
+        after,
+        f"| minimal pairs that rules made from held-out text | pairs | good sentence likelier |\n{rule}"
+        f"| word\\_order | 400 | {of_all}\n| all | 400 | {of_all}",
+        after,
+        "Of its own continuations of 30 held-out texts, 99.0 % is in `et`, 1.0 % is in `en` by the corpus' "
+        "identifier, and 5.3 % of the words are repeated (held-out text: 9.2 %).",
+    ]
+    assert "## Fluency" not in card(scores=scores)
+
+
 def test_a_table_of_hidden_tokens() -> None:
     text = card(masked_scores=MASKED, recipe=recipe(objective="masked_tokens"))
     assert part("Hidden tokens", text).split("\n\n") == [
@@ -120,7 +157,8 @@ def test_without_results_only_what_is_known_is_said() -> None:
         "- Source: Debian package libreoffice-help-et\n- Licence of the text: MPL-2.0 (LibreOffice help)"
     )
     assert part("Limits", text).startswith("The model continues text; it has not been taught to follow")
-    scores = SimpleNamespace(bits_per_byte=BitsPerByte(model=1.0), samples=[], tasks=[])
+    none = dict.fromkeys(("minimal_pairs", "made_pairs", "fluency"))
+    scores = SimpleNamespace(bits_per_byte=BitsPerByte(model=1.0), samples=[], tasks=[], **none)
     assert "Held-out" not in card(scores=scores)
 
 
@@ -128,6 +166,11 @@ def test_without_results_only_what_is_known_is_said() -> None:
 def test_parity_on_the_card(run_folder: Path, passed: bool, said: str) -> None:
     found = gather(run_folder, RECIPE, STAGES).parity.model_copy(update={"passed": passed})
     assert part("Parity", card(parity=found)).startswith(said)
+    on_ranks = found.model_copy(update={"layout": "pipeline 2 × tensor 2, in bf16"})
+    below = f"{said.partition(':')[0]} on ranks: trained by Kielo in pipeline 2 × tensor 2, in bf16, and by "
+    for given in ({}, {"parity": found}):  # of the whole run, and beside the certificate of one process
+        text = card(parity_on_ranks=on_ranks, **given)
+        assert part("Parity", text).split("\n\n")[-1].startswith(below) and text.count("## Parity") == 1
     found = found.model_copy(update={"source": source_folder(passed)})
     assert part("Parity", card(parity=found)).endswith(f". {SOURCE_IN_WORDS[passed]}")
 

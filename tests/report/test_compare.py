@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,10 +99,27 @@ def test_curves_of_a_comparison(two: list[Gathered], monkeypatch) -> None:
     assert "b, training loss (nats per token): from 8.500 to 7.500." in alt
 
 
+def test_two_corpora_without_a_training(two: list[Gathered]) -> None:
+    """Text left after each step, and what the identifier said of the dropped text, beside each other."""
+    first, second = (dataclasses.replace(run, training=None, chronicle=[]) for run in two)
+    source = two[0].funnel.sources or [SimpleNamespace(bytes_in=4_620_000)]
+    steps = [step.model_copy(update={"bytes_left": 462_000}) for step in first.funnel.steps]
+    changes = {"sources": source, "steps": steps, "identified": {"lines": {"fi": 2000}}}
+    other = dataclasses.replace(first, funnel=first.funnel.model_copy(update=changes))
+    html = render_comparison([dataclasses.replace(second, funnel=None, corpus=None), other])
+    lines = Text(html).lines
+    assert "Curves" not in lines
+    at = lines.index("Corpora")
+    assert lines[at + 4 : at + 7] == ["Text read", "–", "4.62 MB"]
+    step = first.funnel.steps[-1].name
+    at = lines.index(f"Text left after {step}")
+    assert lines[at + 1 : at + 6] == ["–", "10.0%", "Text dropped as fi", "0 B", "2.00 kB"]
+
+
 def test_what_is_refused(run_folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(KieloError, match="nothing was trained in these runs"):
+    with pytest.raises(KieloError, match="nothing was trained and no text cleaned in these runs"):
         write_comparison({empty: RECIPE, tmp_path: RECIPE}, tmp_path / "page.html")
     own = tmp_path / "own.html"
     own.write_text("mine")

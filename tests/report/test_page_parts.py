@@ -88,6 +88,17 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
     assert section("parity", found).startswith(
         f'<p><strong class="{"good" if passed else "bad"}">{word}.</strong> Same weights and samples, 20 '
     )
+    ranks = parity.model_copy(update={"layout": "tensor 2, in bf16", "weights": "run/step_00000009"})
+    both = replace(found, parity=None, parity_on_ranks=ranks)  # of a job alone, and beside one process
+    there = claim(passed, f"Kielo in tensor 2, in bf16 {said} the same as Hugging Face transformers.")
+    assert header(both) == f'<p class="verdict">{there}</p>'
+    both = replace(both, parity=parity)
+    assert header(both) == f'<p class="verdict">{told} {there}</p>'
+    lines = " ".join(section("parity", both).split())
+    assert (
+        f"{word} on ranks.</strong> Same weights and samples, 20 optimiser steps in Kielo (tensor 2, in"
+        in lines
+    )
     found = replace(found, parity=parity.model_copy(update={"source": source_folder(passed)}))
     style = "" if passed else ' class="bad"'
     assert f"<p{style}>{escape(SOURCE_IN_WORDS[passed])}</p>" in section("parity", found)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kielo.artifact.chronicle import chronicle
-from kielo.artifact.stage_counts import RowMap
+from kielo.artifact.stage_counts import BorderExample, RowMap
 from kielo.report import write
 from kielo.report.gather import Gathered, StageRow, gather
 from kielo.report.units import fill_template
@@ -43,8 +43,8 @@ def test_what_could_not_be_read_is_shown(gathered) -> None:
     funnel = gathered.funnel.model_copy(
         update={
             "sources": [
-                SimpleNamespace(name="a", bad_examples=["line 3: no JSON"]),
-                SimpleNamespace(name="b", bad_examples=[]),
+                SimpleNamespace(name="a", bad_examples=["line 3: no JSON"], masked={}, bytes_in=1),
+                SimpleNamespace(name="b", bad_examples=[], masked={}, bytes_in=1),
             ]
         }
     )
@@ -64,6 +64,38 @@ def test_the_table_of_the_funnel_has_texts_and_numbers(gathered) -> None:
     kinds = ["text", "text", "number", "number", "number", "number"]
     assert [kind for kind, _ in cells[3]] == kinds
     assert [text for _, text in cells[3]][2:] == ["0", "0 B", "", ""] and cells[3][0][1] == ""
+
+
+def test_details_of_the_corpus(gathered) -> None:
+    """Words, examples, other languages, copies and personal data, if the funnel has them."""
+    assert "Words" not in section("corpus", gathered) and "kept and dropped" not in section(
+        "corpus", gathered
+    )
+    source = SimpleNamespace(
+        bad_examples=[], masked={"email": 1200, "national_number": 3}, bytes_in=4_000_000
+    )
+    steps = [step.model_copy(update={"words": 7, "words_left": 1234}) for step in gathered.funnel.steps]
+    examples = [
+        BorderExample(step="line language", reason="", source="web", text="Tere <b>"),
+        BorderExample(step="line language", reason="looks like fi", source="web", text="Moi"),
+        BorderExample(step="script", reason="", source="web", text="nothing was dropped here"),
+    ]
+    found = {"sources": [source], "steps": steps, "examples": examples, "cluster_sizes": {"2": 1500}}
+    found["identified"] = {"lines": {"fi": 1_000_000}}
+    page = replace(gathered, funnel=gathered.funnel.model_copy(update=found))
+    lines = words("corpus", page)
+    at = lines.index("Words left")
+    assert lines[at - 4 : at] == ["Text dropped", "Words dropped", "Documents left", "Text left"]
+    for after in (
+        ["Lines dropped by language: the identifier said", "Text dropped", "Share of the text read", "fi",
+         "1.00 MB", "25.00%"],
+        ["Documents of a cluster of near copies", "Clusters", "2", "1,500"],
+        ["Personal data that were masked", "Occurrences", "email", "1,200", "national number", "3"],
+        ["Verdict", "Source", "Beginning of the text", "kept", "web", "Tere <b>", "dropped: looks like fi"],
+    ):  # fmt: skip
+        at = lines.index(after[0])
+        assert lines[at : at + len(after)] == after
+    assert "nothing was dropped here" not in lines and "Tere &lt;b&gt;" in section("corpus", page)
 
 
 def test_words_of_the_tokenizer(gathered) -> None:

@@ -93,6 +93,7 @@ OTHERS: dict[str, list[str]] = {
     "evaluate.texts": ['[{name = "t", path = "t.txt"}]'], "evaluate.prompts": ['["Tere"]'],
     "corpus.language_identifier": ["lid176"],
     "evaluate.part_of_speech.from_layer": ["2"], "checkpoint.memory_every_steps": ["100"],
+    "checkpoint.copy_to": ["s3://bucket/run"],
     "corpus.mask_personal_data": ['["email"]'],
 }  # fmt: skip
 
@@ -142,7 +143,7 @@ READ_BY_EVERY_RUN = {
         "train.compare_replicas_every_steps", "train.wandb",
         "train.tensorboard", "train.collect_garbage_every_steps", "train.start_timeout_seconds",
         "train.step_timeout_seconds", "train.hang_seconds", "checkpoint.keep_newest",
-        "checkpoint.keep_every_steps", "checkpoint.memory_every_steps",
+        "checkpoint.keep_every_steps", "checkpoint.memory_every_steps", "checkpoint.copy_to",
     ),
     "the stages after training": (
         "verify.parity_steps", "verify.parity_sequences_per_step", "verify.parity_sequence_length",
@@ -163,6 +164,7 @@ NEEDS_FILES = {
     "follows": "the recipe of another run",
     "model.weights": "a folder of weights", "model.transplant": "a folder of weights",
     "model.transplant_vectors": "a folder of weights",
+    "train.optimiser_from_weights": "a checkpoint of Megatron",
 }  # fmt: skip
 
 

@@ -334,6 +334,17 @@ def test_the_fuller_end_of_a_pipeline_is_counted():
         memory_bytes(MemoryColumns.of([TOY, TOY | {"compute_bytes": 0}]))
 
 
+def test_tasks_in_training_count_if_they_need_more_than_a_step():
+    """A forward pass of their tokens, and their logits three times in fp32, after the last layer."""
+    assert toy(asked_tokens=1).peak("reserved") == toy().peak("reserved")
+    found, tokens = toy(asked_tokens=5000), 5000
+    assert found.static == toy().static
+    assert found.passing[0] == pytest.approx(BF16 + 4 * tokens * 8 * 2 + 3 * 4 * tokens * 100)
+    assert toy(asked_tokens=5000, shard=2, zero=3).passing[0] == pytest.approx(
+        2 * (2 * TABLE + 2 * LAYER) + 4 * tokens * 8 * 2 + 3 * 4 * tokens * 100
+    )
+
+
 def test_tools_count_more_and_more_bytes():
     """Tensors; 1.5 GB of workspaces; 6 % of what passes, for the allocator; and 2.5 GB for the driver."""
     found = toy()

@@ -8,7 +8,7 @@ from kielo.recipe.cards import accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, Train
 from kielo.resolve.activation_bytes import memory_columns
 from kielo.resolve.memory import needed_bytes, usable_bytes, workspace_bytes
-from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
+from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, asked_tokens, memory_row
 
 MODEL = complete(
     Model(
@@ -132,9 +132,16 @@ def test_options_are_those_of_the_section():
         optimiser_state="bf16", loss_chunk_tokens=9, gradient_reduce_dtype="bf16", deterministic=True,
         optimiser="lamb", hidden_dropout=0.1, attention_dropout=0.2, fp8=Fp8(head=True),
     )  # fmt: skip
-    assert TrainOptions.of("fp8", train, ("embed",)) == TrainOptions(
-        "fp8", Fp8(head=True), "bf16", 9, "bf16", True, ("embed",), "lamb", 0.1, 0.2
+    assert TrainOptions.of("fp8", train, ("embed",), True) == TrainOptions(
+        "fp8", Fp8(head=True), "bf16", 9, "bf16", True, ("embed",), "lamb", 0.1, 0.2, True
     )
+
+
+def test_tasks_in_training_ask_at_least_a_whole_sequence():
+    """A batch has 8,192 tokens, or fewer if their logits would be more than 2^26."""
+    for vocabulary, length, tokens in ((1000, 128, 8192), (2**17, 128, 512), (2**17, 4096, 4096)):
+        assert asked_tokens(MODEL.model_copy(update={"vocab_size": vocabulary}), length) == tokens
+    assert row(asks_tasks=True)["asked_tokens"] == asked_tokens(MODEL, 128)
 
 
 def test_rows_become_columns_and_may_leave_out_what_has_a_default():

@@ -51,18 +51,18 @@ def pack(folder: Path, card: str, scheduler: str) -> Path:
     write_texts(folder)
     (folder / card).write_text(CARD + scheduler)
     sets = [word for entry in [*RECIPE, f"cluster={card}"] for word in ("--set", entry)]
-    _run(["run", "own_text", *sets, "--to", "pack"], folder)
+    run_kielo(["run", "own_text", *sets, "--to", "pack"], folder)
     return folder
 
 
 def train_undisturbed(packed: Path, folder: Path, ranks: int) -> dict[str, bytes]:
     """Trains a copy of the packed run in `folder` without a stop; returns its weights."""
     shutil.copytree(packed, folder)
-    _run(["train", f"runs/{NAME}", "--ranks", str(ranks)], folder)
+    run_kielo(["train", f"runs/{NAME}", "--ranks", str(ranks)], folder)
     return weights(folder / "runs" / NAME)
 
 
-def _run(words: list[str], folder: Path) -> None:
+def run_kielo(words: list[str], folder: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with open(folder / "log", "ab") as log:  # not a pipe, which what it leaves behind could hold open
         subprocess.run(

@@ -20,9 +20,11 @@ from kielo.artifact.metrics import (
     PrecisionVerdict,
     Row,
     Spike,
+    TaskScores,
     TrainingStep,
     read_metrics,
 )
+from kielo.artifact.scores import TaskScore
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
@@ -196,6 +198,11 @@ SETS = {
     "mixed": HeldOutScore(loss=None, bits_per_byte=1.44, languages=["fi", "en"]),
     "code": HeldOutScore(loss=1.5),
 }
+TASKS = [
+    TaskScore(task="belebele", metric="acc,none", value=0.5, standard_error=0.1, chance=0.25, questions=9,
+              shots=0),
+    TaskScore(task="b", metric="exact,strict", value=0.25, questions=9, shots=0),
+]  # fmt: skip
 ROWS: list[tuple[Row, str]] = [
     (TrainingStep(**STEP), f"{SPEED}  0.114 TFLOP/s  left 3 min 00 s"),
     (
@@ -238,6 +245,10 @@ ROWS: list[tuple[Row, str]] = [
         "fp8 since step 5 kept: loss -1.23%, gradient norm +50.0% at most",
     ),
     (PrecisionChange(step=9, precision="fp8"), "from here on in fp8"),
+    (
+        TaskScores(step=9, scored_task="belebele", task_scores=TASKS, unscored="c failed"),
+        "task belebele  acc 0.5000 ± 0.1000 (chance 0.2500)  b exact,strict 0.2500  no score: c failed",
+    ),
 ]  # fmt: skip
 
 
@@ -269,6 +280,7 @@ def test_scalars_are_what_is_a_number_in_each_row_of_its_kind(
         TrainingStep(**STEP | {"mfu": None, "skipped": 0}),
         HeldOutLoss(step=7, heldout_loss=3.0, heldout_sets=SETS),
         ROWS[11][0],
+        ROWS[-1][0],
     ):
         sink.write(row)
     assert found == [
@@ -283,6 +295,7 @@ def test_scalars_are_what_is_a_number_in_each_row_of_its_kind(
             "heldout_loss/other/code": 1.5,
         },
         {"step": 9, "train/highest_loss": 7.25, "train/usual_loss": 2.5},
+        {"step": 9, "task/belebele/acc": 0.5, "task/b/exact_strict": 0.25},
     ]  # fmt: skip
 
 

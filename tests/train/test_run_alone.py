@@ -256,7 +256,7 @@ def test_the_parts_of_a_run(
                 heldout_every_steps=9, pipeline_schedule="zbv",
             ),
             profile_steps=2,
-            periodic=(lambda parts: ("statistics of", parts.model),),
+            periodic=(lambda parts, mesh: ("statistics of", parts.model),),
         )  # fmt: skip
     sinks = [type(sink).__name__ for sink in built["Log"][0][2]]
     assert sinks == ["Terminal", "MetricsFile", *["TensorBoard"] * has_board] and built["Log"][0][1] == 20

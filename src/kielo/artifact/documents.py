@@ -62,10 +62,10 @@ COMPRESSION_LEVEL = 6
 
 
 class DocumentWriter(WrittenAside):
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str, level: int = COMPRESSION_LEVEL):
         self.path = Path(path)
         self._file = DurableFile(self.path)
-        compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+        compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
         # The stub asks for a whole file, but only `write` is called.
         self._stream = compressor.stream_writer(self._file, closefd=False)  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from kielo.artifact import attempt_files, metrics, score_history
 from kielo.artifact.attempt_files import Outcome
+from kielo.artifact.folder_copies import CheckpointCopies
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
 from kielo.artifact.prefetched import Prefetched
@@ -55,6 +56,7 @@ FORMATS = {
         (attempt_files.Beginning, attempt_files.End),
     ),
     "outcome": _whole_file("train/", Outcome),
+    "checkpoint_copies": _whole_file("train/", CheckpointCopies),
     "launch": _whole_file("launch/0001/", Launch),
     "prefetched": _whole_file("", Prefetched),
     "site": _whole_file("sites/CLUSTER/", MadeSite),

@@ -1,9 +1,11 @@
 """JSON of launches: `site.json`, `launch.json` and `ladder.json`."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kielo.artifact.attempt_files import UtcTime
 from kielo.artifact.stage_json import JsonFile, JsonObject
+
+Work = Literal["train", "evaluate", "watch"]
 
 
 class MadeSite(JsonFile):
@@ -63,6 +65,8 @@ class Launch(JsonFile):
     scheduler: str
     """slurm, pbs or grid_engine."""
     job_name: str
+    work: Work = "train"
+    """What the jobs do: train, score the newest checkpoint, or score each new checkpoint."""
     nodes: int
     spares: int
     """Further nodes of a job."""

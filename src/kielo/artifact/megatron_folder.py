@@ -1,17 +1,18 @@
 """A checkpoint of Megatron-LM or Megatron-DeepSpeed, without torch: its format, files and arguments.
 
-In: `megatron:DIR`, the folder of `--save`, or the folder of one iteration in it. Four formats are known:
+In: `megatron:DIR`, the folder of `--save`, or the folder of one iteration in it. Five formats are known:
 
 legacy     mp_rank_TT[_PPP]/model_optim_rng.pt, one for each tensor and pipeline rank
 torch_dist .metadata, common.pt and __*_*.distcp, of `megatron.core.dist_checkpointing`
 layers     layer_NN-model_TT-model_states.pt, of DeepSpeed's pipeline
 whole      mp_rank_TT_model_states.pt with all layers, of DeepSpeed without a pipeline
+universal  zero/PARAMETER/fp32.pt, a whole tensor in each file, of DeepSpeed's ds_to_universal.py
 """
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,18 @@ from kielo.recipe.errors import KieloError
 
 FORM = "megatron:"
 TRACKER = "latest_checkpointed_iteration.txt"
-_DEEPSPEED_TRACKER = "latest"
+_DEEPSPEED_TRACKERS = ("latest", "latest_universal")
 _RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+# Key of the vocabulary without padding, which DeepSpeed notes. A universal checkpoint has only its rows.
+UNPADDED_VOCABULARY = "original_vocab_size"
+_PARAMETERS = "zero"  # the folder of a universal checkpoint with a folder for each parameter
 _RANK_FILES = ("model_optim_rng.pt", "model_rng.pt")
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _STATES_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _PARTITIONED_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
-_ITERATION = re.compile(r"(?:iter_|global_step)(\d+)")
+_ITERATION = re.compile(r"(?:iter_|global_step)(\d+)(?:_universal)?")
 
-Format = Literal["legacy", "torch_dist", "layers", "whole"]
+Format = Literal["legacy", "torch_dist", "layers", "whole", "universal"]
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,11 @@ def _format(folder: Path) -> Format | None:
     names = [path.name for path in folder.iterdir()]
     if ".metadata" in names or "metadata.json" in names:
         return "torch_dist" if _is_torch_dist(folder) else None
+    if any((folder / _PARAMETERS).glob("*/fp32.pt")):
+        return _universal(folder, names)
     if any(_LAYER_FILE.fullmatch(name) for name in names):
         return "layers"
     if any(_STATES_FILE.fullmatch(name) for name in names):
-        if (folder / "zero").is_dir():
-            raise KieloError(
-                f"{folder / 'zero'}: a universal checkpoint of DeepSpeed, which Kielo does not read. Fix: "
-                "megatron: with the folder that it was converted from"
-            )
         return "whole"
     if partitioned := [name for name in names if _PARTITIONED_FILE.fullmatch(name)]:
         raise KieloError(
@@ -88,6 +89,20 @@ def _format(folder: Path) -> Format | None:
             "DeepSpeed's zero_to_fp32.py beside it, and an export to Hugging Face's format"
         )
     return "legacy" if any(_RANK_FOLDER.fullmatch(name) for name in names) else None
+
+
+def _universal(folder: Path, names: list[str]) -> Format:
+    if any(_STATES_FILE.fullmatch(name) for name in names):
+        return "universal"
+    if any(_PARTITIONED_FILE.fullmatch(name) for name in names):
+        raise KieloError(
+            f"{folder}: a universal checkpoint of ZeRO stage 3, whose tensors have no shapes. Fix: "
+            "DeepSpeed's zero_to_fp32.py, and an export to Hugging Face's format"
+        )
+    raise KieloError(
+        f"{folder}: has no mp_rank_00_model_states.pt, which ds_to_universal.py copies last: the conversion "
+        "is not finished. Fix: wait for it, or convert again"
+    )
 
 
 def _is_torch_dist(folder: Path) -> bool:
@@ -109,7 +124,7 @@ def _is_torch_dist(folder: Path) -> bool:
 
 def _newest(folder: Path) -> Path:
     """Return the iteration that the tracker names; it is written when all ranks have finished."""
-    for name in (TRACKER, _DEEPSPEED_TRACKER):
+    for name in (TRACKER, *_DEEPSPEED_TRACKERS):
         if not (path := folder / name).is_file():
             continue
         try:
@@ -190,6 +205,21 @@ def states_files(folder: Path) -> dict[tuple[int, int], Path]:
     return files
 
 
+def parameter_files(folder: Path, state: str) -> dict[str, Path]:
+    """Return parameter → its file of `state` ("fp32", "exp_avg"), of a universal checkpoint.
+
+    Raise KieloError if a file is missing.
+    """
+    inside = sorted(path for path in (folder / _PARAMETERS).iterdir() if path.is_dir())
+    files = {path.name: path / f"{state}.pt" for path in inside}
+    if absent := [path for path in files.values() if not path.is_file()]:
+        raise KieloError(
+            f"{absent[0]}: missing, as are {len(absent) - 1} more of {len(files)} files. Fix: copy the "
+            "iteration again, or run ds_to_universal.py again"
+        )
+    return files
+
+
 def _refuse_gaps(folder: Path, files: Mapping[tuple[int, int], Path], name: str) -> None:
     tensor = range(1 + max(one for one, _ in files))
     others = sorted({other for _, other in files})
@@ -216,7 +246,34 @@ def read_arguments(folder: Path) -> Arguments:
         path = folder / "mp_rank_00_model_states.pt"
     if not path.is_file():
         raise KieloError(f"{path}: missing, and it has the settings of the model. Fix: copy it too")
-    return arguments_of(read_file(path))
+    archive = read_file(path)
+    found = arguments_of(archive)
+    noted = archive.content.get("universal_checkpoint_info")
+    tokens = noted.get(UNPADDED_VOCABULARY) if isinstance(noted, dict) else None
+    if kind == "universal" and tokens is not None:
+        return replace(found, values={**found.values, UNPADDED_VOCABULARY: tokens})
+    return found
+
+
+def optimiser_obstacle(folder: Path) -> str | None:
+    """Return why Adam's state cannot be taken from the checkpoint, or None if its files can have it whole."""
+    kind, values = format_of(folder), read_arguments(folder).values
+    name = values.get("optimizer") or "adam"
+    if name != "adam":
+        return f"it is of the optimiser {name}, and not of Adam"
+    if kind == "universal":
+        has_moments = any((folder / _PARAMETERS).glob("*/exp_avg.pt"))
+        return None if has_moments else f"{folder / _PARAMETERS} has no exp_avg.pt"
+    if kind == "torch_dist":
+        return "Kielo does not read it from the format torch_dist"
+    if kind != "legacy":
+        return "ZeRO divides it among all ranks. DeepSpeed's ds_to_universal.py joins it"
+    if values.get("use_distributed_optimizer"):
+        return "--use-distributed-optimizer divides it among the data-parallel ranks"
+    path = rank_files(folder)[0, 0]
+    if not read_file(path).content.get("optimizer"):
+        return f"{path} has no optimizer, as with --no-save-optim"
+    return None
 
 
 def arguments_of(archive: TorchArchive) -> Arguments:

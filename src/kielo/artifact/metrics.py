@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
+from kielo.artifact.scores import TaskScore
+
 logger = logging.getLogger(__name__)
 METRICS_NAME = "metrics.jsonl"
 _BEGINNING = b'{"step": '  # of every row that Kielo writes
@@ -138,10 +140,22 @@ class Fp8GradientProbe(Row):
     """Cosine of the angle between them, -1 to 1; null: not finite."""
 
 
+class TaskScores(_RowWithTokens):
+    """The scores of a task of `evaluate.tasks` after a step, or of each task of a group."""
+
+    scored_task: str
+    """Name in `evaluate.tasks`."""
+    task_scores: list[TaskScore]
+    """A score of each metric."""
+    unscored: str = ""
+    """Why a score is missing."""
+
+
 # Kinds by the key that identifies them, first match first: a verdict also has a change's key.
 KINDS: dict[str, type[Row]] = {
     "loss": TrainingStep,
     "heldout_loss": HeldOutLoss,
+    "scored_task": TaskScores,
     "passed_over_from": PassedOver,
     "fp8_gradient_cosine": Fp8GradientProbe,
     "spike_from": Spike,
@@ -168,6 +182,8 @@ def write_row(row: Row) -> str:
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -48,6 +48,19 @@ class FunnelRow(JsonObject):
     documents_left: int
     """After the whole step."""
     bytes_left: int
+    words: int = 0
+    """Words between spaces. 0 in older files, as in `words_left`."""
+    words_left: int = 0
+
+
+class BorderExample(JsonObject):
+    """The beginning of a text that a step kept or dropped."""
+
+    step: str
+    reason: str
+    """Empty if the step kept it."""
+    source: str
+    text: str
 
 
 class Funnel(JsonFile):
@@ -62,6 +75,12 @@ class Funnel(JsonFile):
     """A row for each reason, in the order of the steps, each step's largest reason first."""
     threshold_table: dict[str, dict[str, float]]
     """"lines" and "documents" → language threshold → share of their bytes that reached it."""
+    examples: list[BorderExample] = []
+    """Texts with the smallest hashes on both sides of each step. They are masked like the corpus."""
+    identified: dict[str, dict[str, int]] = {}
+    """"lines" and "documents" → the identifier's word for dropped text → its bytes."""
+    cluster_sizes: dict[str, int] = {}
+    """Documents of a cluster of near copies ("2", "3-9") → clusters."""
 
 
 class TokenizerMeasure(JsonFile):
@@ -140,6 +159,7 @@ class RowMap(JsonFile):
 class RawCounts(JsonObject):
     origin: str  # with the version or the commit
     problems: list[str]  # reasons why it is not from the first choice
+    versions: dict[str, str] = {}  # file of an address → its ETag, checksum or date there
 
 
 class CorpusCounts(JsonObject):

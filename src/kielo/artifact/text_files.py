@@ -81,6 +81,14 @@ def read_lines(
         yield number, line if line is None else line.removeprefix(codecs.BOM_UTF8)
 
 
+def read_lines_between(
+    path: Path, begin: int, end: int, max_bytes: int | None = None
+) -> Iterator[bytes | None]:
+    """Yield lines as `read_lines` does, of the bytes from begin to end of a plain file of UTF-8."""
+    for line in split_lines(_with_plain_ends(_read_between(path, begin, end)), max_bytes):
+        yield line if line is None else line.removeprefix(codecs.BOM_UTF8)
+
+
 def read_blocks(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file, decompressed from .gz, .zst, .zstd, .xz or .bz2. KieloError if cut."""
     return _READERS.get(path.suffix.lower(), _read_plain)(path)
@@ -219,6 +227,13 @@ def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterat
 def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
     with open(path, "rb") as file:
         yield from iter(partial(file.read, num_bytes), b"")
+
+
+def _read_between(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while block := file.read(min(READ_BYTES, end - file.tell())):
+            yield block
 
 
 def _decompress(

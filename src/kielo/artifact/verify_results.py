@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
+PARITY_ON_RANKS = "parity_on_ranks"  # folder of its certificate, beside verify/, which a stage replaces
 BAD_NODES_NAME = "bad_nodes.txt"  # beside preflight.json: the names of its bad nodes, one a line
 
 

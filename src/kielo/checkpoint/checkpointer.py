@@ -28,6 +28,7 @@ from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.memory_copies import MemoryCopies
 from kielo.checkpoint.publish import mark_damaged, point_newest, remove_later, remove_leftovers, shortage
 from kielo.checkpoint.read_checkpoint import Verification, fill
+from kielo.checkpoint.remote_copies import RemoteCopies
 from kielo.checkpoint.save_plan import SavePlanner, untied
 from kielo.checkpoint.saving import Save, Saver, Staging, room_needed
 from kielo.recipe.errors import KieloError
@@ -42,8 +43,9 @@ class Checkpointer:
     `group` is a CPU group (gloo) for collectives of a thread beside the training. Checkpoints of multiples of
     `keep_every_steps` stay whatever `keep_newest` says (0: none). Rank 0 calls on_alert(step, message),
     mostly in the writing thread, and `permit` before a save and before its publication. A KieloError of
-    `permit` refuses the save (another job has taken the folder). `warnings` lists the checkpoints that the
-    last `newest` skipped.
+    `permit` refuses the save (another job has taken the folder). `copies` copies each checkpoint to an
+    address, and no checkpoint is removed before its copy was verified. `warnings` lists the checkpoints that
+    the last `newest` skipped.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Checkpointer:
         group: dist.ProcessGroup | None = None,
         on_alert: Callable[[int, str], None] = lambda step, message: logger.warning(message),
         permit: Callable[[], None] = lambda: None,
+        copies: RemoteCopies | None = None,
     ):
         self.folder = Path(folder)
         self.warnings: list[str] = []
@@ -62,7 +65,7 @@ class Checkpointer:
         self._staging = Staging()
         self.planner = SavePlanner(self._ranks)
         self._saver = Saver(
-            self.folder, keep_newest, keep_every_steps, self._ranks, self.planner, on_alert, permit
+            self.folder, keep_newest, keep_every_steps, self._ranks, self.planner, on_alert, permit, copies
         )
         self._memory_copies: MemoryCopies | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")

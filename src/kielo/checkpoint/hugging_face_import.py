@@ -7,6 +7,7 @@ Rank 0 reads the files' tables, which all ranks check before a byte of any param
 weights are `model.weights`, with its own vocabulary by `model.transplant`.
 """
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights, weight_f
 from kielo.checkpoint import megatron_tables
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
+from kielo.checkpoint.megatron_optimiser import AdamState, adam_facts
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.save_plan import tied_names
 from kielo.checkpoint.source_settings import read_settings
@@ -40,6 +42,8 @@ from kielo.recipe.sections import CompleteModel
 from kielo.resolve.resolved import Identity, Placement
 from kielo.tokenizer.load import tokenizer_hash
 from kielo.tokenizer.trial import refuse_other_vocabulary
+
+logger = logging.getLogger(__name__)
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # A tensor's name in the folder → its place in one file, or in several.
@@ -69,10 +73,12 @@ def load_model_weights(
     group: Any = None,
     transplant: Transplant | None = None,
     stored: CompleteModel | None = None,
+    state: AdamState | None = None,
 ) -> dict[str, str]:
     """Call `load_weights` with the family's names. stored: the folder's model, if it has more layers."""
     pieces = families.module(model.model_type, "tables").to_hugging_face(model)
-    return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
+    names = _other_names(model, stored or model)
+    return load_weights(parameters, source, pieces, group, names, transplant, state)
 
 
 def _other_names(model: CompleteModel, stored: CompleteModel) -> Names:
@@ -94,18 +100,20 @@ def load_weights(
     group: Any = None,
     other_names: Names = _NO_OTHER_NAMES,
     transplant: Transplant | None = None,
+    state: AdamState | None = None,
 ) -> dict[str, str]:
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
     `pieces` is a family's `to_hugging_face`. Padding rows become zero. A tied parameter without a tensor is
     read from its head's tensor. `transplant` makes the vocabulary's rows. None: the files have them.
+    state: a tensor of Adam in place of each weight, of a Megatron checkpoint.
 
     Return the source's name of each weight and its dtype there, {"lm_head.weight": "BF16"}, the same on all
     ranks of `group`. Raise KieloError on all of them, naming tensors that are missing, not expected, of
     another shape or not finite, tied tensors that differ, and damaged files.
     """
     ranks = Agreement(group)
-    found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
+    found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source), state))
     names = dict[str, str]()
     for ours, piece in pieces.items():
         known_as = (piece.name, piece.name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
@@ -141,13 +149,14 @@ def load_weights(
     return dtypes | {piece: dtypes[name] for piece, name in names.items() if name in heads}
 
 
-def read_tables(source: Path) -> StoredTensors:
+def read_tables(source: Path, state: AdamState | None = None) -> StoredTensors:
     """Read the tables of all files of a folder; KieloError for damaged, incomplete or contradictory files.
 
-    A Megatron checkpoint has the tables that its export to Hugging Face's format would have.
+    A Megatron checkpoint has the tables that its export to Hugging Face's format would have. state: as in
+    `load_weights`.
     """
     if megatron_folder.is_checkpoint(source):
-        return megatron_tables.read_tables(source)
+        return megatron_tables.read_tables(source, state)
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)
@@ -269,7 +278,11 @@ def load_first_weights(
     source, folder = _source(model), Path(placement.tokenizer_folder)
     if model.transplant is None:
         Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
-        return load_model_weights(parameters, source, model, group)
+        state: AdamState | None = None
+        if identity.train.optimiser_from_weights:
+            Agreement(group).on_first(lambda: adam_facts(source))  # refuses what is not whole
+            state = "fp32"
+        return load_model_weights(parameters, source, model, group, state=state)
     row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
     initial_value = families.module(model.model_type, "model").initial_value
 
@@ -277,6 +290,26 @@ def load_first_weights(
         return initial_value(name, shape, model, identity.seed, box)
 
     return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
+
+
+def load_first_moments(moments: Mapping[str, Tensor], identity: Identity, group: Any = None) -> int:
+    """Fill Adam's `moments` ("<parameter>/exp_avg") from `model.weights`. Return the updates made there.
+
+    Raise KieloError if the files do not have them whole, and as `load_weights`.
+    """
+    source, train = _source(identity.model), identity.train
+    facts = Agreement(group).on_first(lambda: adam_facts(source))
+    states: tuple[AdamState, ...] = ("exp_avg", "exp_avg_sq")
+    for state in states:
+        ending = f"/{state}"
+        of_state = {k.removesuffix(ending): one for k, one in moments.items() if k.endswith(ending)}
+        load_model_weights(of_state, source, identity.model, group, state=state)
+    ours = (train.adam_beta1, train.adam_beta2, train.adam_epsilon)
+    if Agreement(group).rank == 0 and facts.settings not in (None, ours):
+        logger.warning(
+            "%s: Adam had (beta1, beta2, epsilon) = %s, and the recipe has %s", source, facts.settings, ours
+        )
+    return facts.updates
 
 
 def first_settings(identity: Identity, placement: Placement, group: Any = None) -> JsonTable:

@@ -21,6 +21,7 @@ from kielo.artifact import megatron_folder
 from kielo.artifact.megatron_folder import Arguments
 from kielo.artifact.torch_archive import TorchArchive
 from kielo.checkpoint import megatron_distributed
+from kielo.checkpoint.megatron_optimiser import AdamState, moved_to_optimiser
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.split_tensor import FilePart, SplitTensor, assembled, joined, read_parts
 from kielo.checkpoint.tensor_table import whole_box
@@ -82,16 +83,21 @@ _SPLIT_ROWS, _SPLIT_COLUMNS = ("embed", "head", "qkv", "fc1"), ("attention.o", "
 Shards = dict[str, list[SplitTensor]]
 
 
-def read_tables(folder: Path) -> dict[str, SplitTensor]:
-    """Return Hugging Face's name → tensor. Raise KieloError for files that are missing, mixed or damaged."""
+def read_tables(folder: Path, state: AdamState | None = None) -> dict[str, SplitTensor]:
+    """Return Hugging Face's name → tensor. Raise KieloError for files that are missing, mixed or damaged.
+
+    state: a tensor of the optimiser in place of each weight, for a checkpoint without `optimiser_obstacle`.
+    """
     arguments, model = megatron_folder.read_arguments(folder), families.read_hf_config(folder)
     kind = megatron_folder.format_of(folder)
     if kind == "legacy":
-        shards = _of_ranks(megatron_folder.rank_files(folder), arguments)
+        shards = _of_ranks(megatron_folder.rank_files(folder), arguments, state)
     elif kind == "whole":
         shards = _of_ranks(megatron_folder.states_files(folder), arguments)
     elif kind == "layers":
         shards = _of_layers(megatron_folder.layer_files(folder))
+    elif kind == "universal":
+        shards = _of_universal(megatron_folder.parameter_files(folder, state or "fp32"), arguments)
     else:
         shards = _of_distributed(folder)
     _refuse_incomplete(folder, shards, model)
@@ -103,18 +109,23 @@ def read_tables(folder: Path) -> dict[str, SplitTensor]:
     return _under_their_names(folder, parameters, model)
 
 
-def _of_ranks(files: Mapping[tuple[int, int], Path], first: Arguments) -> Shards:
+def _of_ranks(
+    files: Mapping[tuple[int, int], Path], first: Arguments, state: AdamState | None = None
+) -> Shards:
     """Join the files of tensor and pipeline ranks. A rank's chunks (virtual stages) follow round by round."""
     ranks, stages = (1 + max(numbers) for numbers in zip(*files, strict=True))
     found = dict[tuple[int, int, int], dict[str, SplitTensor]]()  # (chunk, stage, tensor rank)
     for (rank, stage), path in files.items():
         archive = megatron_folder.read_file(path)
         _refuse_mixed(first, megatron_folder.arguments_of(archive), {"tensor": ranks, "pipeline": stages})
-        for chunk, tensors in enumerate(_chunks(archive)):
+        chunks = list(_chunks(archive))
+        if state is not None:
+            chunks = moved_to_optimiser(archive, chunks, state)
+        for chunk, tensors in enumerate(chunks):
             found[chunk, stage, rank] = tensors
-    chunks = 1 + max(chunk for chunk, _, _ in found)
+    rounds = 1 + max(chunk for chunk, _, _ in found)
     shards, layers = Shards(), 0
-    for chunk in range(chunks):
+    for chunk in range(rounds):
         for stage in range(stages):
             absent = [rank for rank in range(ranks) if (chunk, stage, rank) not in found]
             if absent:
@@ -217,13 +228,44 @@ def _of_layers(files: Mapping[tuple[int, int], Path]) -> Shards:
         archives = [megatron_folder.read_file(path) for path in paths]
         tables = [tensors_of(archive, archive.content) for archive in archives]
         _refuse_other_names(paths, tables)
-        names = {name: name for name in tables[0]}
-        if set(names) <= {"weight", "bias"}:
-            names = {name: f"final_layernorm.{name}" for name in names}
-        elif any(_name_in_layer(name) for name in names):
-            names = {name: f"encoder.layers.0.{name}" for name in names}
-        renamed = [{names[name]: one for name, one in table.items()} for table in tables]
-        layers += _add(shards, renamed, layers)
+        layers += _add(shards, [_in_a_model(table) for table in tables], layers)
+    return shards
+
+
+def _in_a_model(table: Mapping[str, SplitTensor]) -> dict[str, SplitTensor]:
+    """Give the tensors of one layer of DeepSpeed's pipeline their names in a model."""
+    prefix = ""
+    if table.keys() <= {"weight", "bias"}:
+        prefix = "final_layernorm."
+    elif any(_name_in_layer(name) for name in table):
+        prefix = "encoder.layers.0."
+    return {f"{prefix}{name}": tensor for name, tensor in table.items()}
+
+
+def _of_universal(files: Mapping[str, Path], arguments: Arguments) -> Shards:
+    """Take the whole tensors of a universal checkpoint. A pipeline's names begin with the number of a layer.
+
+    The halves of a gated MLP lie in a row for each old tensor rank, unless the file says that it has two.
+    """
+    by_layer, in_two_parts = dict[int, dict[str, SplitTensor]](), set[Path]()
+    for name, path in files.items():
+        archive = megatron_folder.read_file(path)
+        tensor = tensors_of(archive, archive.content).get("param")
+        if tensor is None:
+            raise KieloError(f"{path}: has no tensor `param`, so ds_to_universal.py did not write it")
+        if archive.content.get("param_n_sub_params") == 2:
+            in_two_parts.add(path)
+        found = re.fullmatch(r"(?:(\d+)\.)?(.+)", name.removeprefix("tied_modules.embed."))
+        number, inside = found.groups() if found else (None, name)
+        by_layer.setdefault(-1 if number is None else int(number), {})[inside] = tensor
+    shards, layers = Shards(), 0
+    for number in sorted(by_layer):
+        layers += _add(shards, [_in_a_model(by_layer[number])], layers)
+    ranks = arguments.degrees.get("tensor", 1)
+    for name, (tensor,) in shards.items():
+        if ".fc1." in name and arguments.values.get("swiglu") and tensor.path not in in_two_parts:
+            each = tensor.shape[0] // ranks
+            shards[name] = [tensor.rows(rank * each, (rank + 1) * each) for rank in range(ranks)]
     return shards
 
 

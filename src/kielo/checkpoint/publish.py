@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,11 +97,17 @@ def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
 _LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)")
 
 
-def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
+def prune(
+    newest: Path,
+    keep_newest: int,
+    keep_every_steps: int,
+    kept_step: int | None = None,
+    kept_names: Collection[str] = (),
+) -> None:
     """Remove checkpoints older than the `keep_newest` newest checkpoints up to `newest`.
 
-    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, a person's links, and checkpoints
-    that another process reads (`checkpoint_marks.py`) stay.
+    Multiples of `keep_every_steps` (0: none), the newest up to `kept_step`, `kept_names`, a person's links,
+    and checkpoints that another process reads (`checkpoint_marks.py`) stay.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if saved_step(path) <= saved_step(newest)]
     kept = [path for path in up_to_newest if kept_step is not None and saved_step(path) <= kept_step][:1]
@@ -108,7 +115,7 @@ def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int 
     in_use = marked_checkpoints(newest.parent) if older else set()
     for path in older:
         is_milestone = keep_every_steps and saved_step(path) % keep_every_steps == 0
-        is_kept = is_milestone or path in kept or path.name in in_use
+        is_kept = is_milestone or path in kept or path.name in in_use or path.name in kept_names
         if not is_kept and not path.is_symlink():
             _remove(path)
 

@@ -24,6 +24,7 @@ from kielo.artifact.checkpoint_index import (
 )
 from kielo.checkpoint import publish
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.remote_copies import RemoteCopies
 from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner, WholePlan
 from kielo.checkpoint.tensor_table import is_finite
@@ -108,6 +109,7 @@ class Saver:
     planner: SavePlanner
     on_alert: Callable[[int, str], None]
     permit: Callable[[], None]
+    copies: RemoteCopies | None = None
 
     def write(self, save: Save) -> tuple[Path | None, str | None]:
         """Return the published path, or None and why the save failed, the same on every rank."""
@@ -156,11 +158,14 @@ class Saver:
     def _clear_up(self, newest: Path, save: Save) -> None:
         """Rank 0, once `newest` is published: prune older checkpoints. An error here damages none."""
         publish.point_newest(newest)
+        if self.copies is not None:
+            self.copies.begin(saved_step(newest))
         if save.keep_all is not None:
             self.on_alert(saved_step(newest), save.keep_all)
             return
         try:
-            publish.prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
+            waiting = self.copies.kept() if self.copies is not None else set[str]()
+            publish.prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step, waiting)
         except (OSError, KieloError) as error:
             message = f"old checkpoints in {self.folder} could not be removed: {error}"
             self.on_alert(saved_step(newest), message)

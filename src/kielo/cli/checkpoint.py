@@ -1,18 +1,21 @@
-"""`kielo checkpoint`: list, show, verify and average the checkpoints of a run.
+"""`kielo checkpoint`: list, show, verify, copy and average the checkpoints of a run.
 
-Only `average` needs torch, and only it writes.
+Only `average` needs torch. Only `average` and `copy` write.
 """
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact import checkpoint_inspection as inspection
 from kielo.artifact.checkpoint_folder import run_around
+from kielo.artifact.folder_copies import copy_checkpoints, download_folder, upload_folder
 from kielo.cli.flags import VerbParser, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.recipe.addresses import is_address
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.report.units import format_bytes
@@ -22,6 +25,7 @@ SUBVERBS = {
     "list": ("checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged"),
     "show": ("checkpoint:show", "the content of a checkpoint; of a run, of the newest"),
     "verify": ("checkpoint:verify", "read every byte and compare it with its checksum"),
+    "copy": ("checkpoint:copy", "copies at an address such as s3://…, and back, each file verified"),
     "average": ("checkpoint:average", "the mean of the weights of several checkpoints of one run"),
 }
 
@@ -116,6 +120,34 @@ def average(options: argparse.Namespace) -> None:
     to = late.average(sources, place(options.to))
     command = shlex.join(["kielo", "export", str(to), *_tokenizer_flag(to, sources[0]), "--to", f"{to}_hf"])
     print_text(f"wrote {to}, the mean of {len(sources)} checkpoints; `{command}` makes a model of it")
+
+
+@takes("""
+    $ kielo checkpoint copy runs/demo_estonian --to s3://my-bucket/demo_estonian
+    $ kielo checkpoint copy s3://my-bucket/demo_estonian/step_00000088 --to checkpoints
+    RUN_OR_CHECKPOINT as checkpoint  checkpoint, run folder (all its checkpoints), or address of a checkpoint
+    --to PLACE!                      address, or, for an address, folder that gets the checkpoint
+    --json                           print the names of the copies as JSON
+""")
+def copy(options: argparse.Namespace) -> None:
+    is_back = is_address(options.checkpoint)
+    if is_back == is_address(options.to):
+        raise KieloError(
+            f"--to {options.to}: copies go to an address, or from it. Fix: one of the two places"
+        )
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if is_back:
+        made = [str(download_folder(options.checkpoint, place(options.to), say))]
+    elif (folder := inspection.checkpoints_folder(Path(options.checkpoint))) is not None:
+        made = [f"{options.to.rstrip('/')}/{name}" for name in copy_checkpoints(folder, options.to, say)]
+    else:
+        made = [upload_folder(inspection.find_checkpoints(Path(options.checkpoint))[0], options.to, say)]
+    if options.json:
+        return print_json(made)
+    return print_text(f"copied: {', '.join(made) or 'nothing, as all copies are there'}")
 
 
 def _tokenizer_flag(average: Path, source: Path) -> list[str]:

@@ -3,14 +3,13 @@
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.artifact.lease import held
 from kielo.artifact.scores import MaskedScores, PairAccuracy, Scores
 from kielo.artifact.stage_json import read_stage_json
-from kielo.cli.flags import takes
+from kielo.cli.flags import rank_words, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.watch import watch
 from kielo.evaluate.euroeval import euroeval_command, run_euroeval
@@ -41,8 +40,6 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.tasks:
         options.sets = [*options.sets, f"evaluate.tasks={json.dumps(options.tasks.split(','))}"]
     if options.watch:
-        if options.ranks is not None or options.precision is not None:
-            raise KieloError("--watch scores in one process. Fix: leave out --ranks and --precision")
         return watch(options)
     if options.once:
         raise KieloError(f"--once needs --watch. Fix: kielo evaluate {options.model} --watch --once")
@@ -99,14 +96,6 @@ def evaluate(options: argparse.Namespace) -> int:
     # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
     return _print(recipe, scores, causal, options.json)
-
-
-def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """Return a rank's command line: the verb with its names, and the flags of `options`."""
-    sets = [argument for entry in options.sets for argument in ("--set", entry)]
-    given = {"--ranks": options.ranks, "--precision": options.precision}
-    flags = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return [*words, *sets, *flags, *(["--json"] if options.json else [])]
 
 
 def _print(recipe: Recipe, scores: Scores | MaskedScores, causal: Scores | None, is_json: bool) -> int:

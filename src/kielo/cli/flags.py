@@ -252,3 +252,11 @@ def _count_of(flag: str) -> Callable[[str], int]:
 
     count.__name__ = "int"  # in argparse's messages
     return count
+
+
+def rank_words(words: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Return a rank's command line: the verb with its names, and the flags of `options`."""
+    sets = [argument for entry in options.sets for argument in ("--set", entry)]
+    given = {"--ranks": options.ranks, "--precision": options.precision}
+    flags = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [*words, *sets, *flags, *(["--json"] if options.json else [])]

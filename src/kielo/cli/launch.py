@@ -11,6 +11,7 @@ from kielo.cli.launch_languages import launch_languages, safe_hours
 from kielo.cli.plan_tables import safe_and_planned
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
+from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation
 from kielo.launch.job_paths import job_paths
 from kielo.launch.job_plan import JobPlan, Wishes, check_job_count, check_ready, network_needed, plan_jobs
 from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder, waiting_job, write_ladder
@@ -36,12 +37,15 @@ from kielo.recipe.sections import Recipe
     $ kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5
     $ kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8
     $ kielo launch my_recipe.toml --account project_462000000 --pack 16
+    $ kielo launch my_recipe.toml --account project_462000000 --evaluate --nodes 1
     $ kielo launch seventy_five_berts --account project_462000000 --dry-run
     RECIPE
     --cluster CLUSTER      cluster card (see `kielo clusters`), or your own file; default: the recipe's
     --nodes N:int          number of nodes; default: the first of the recipe's nodes
     --ladder N,N           measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8
     --pack N:count         pack the text in N jobs of one node each, and join it in another job; train nothing
+    --evaluate             score the newest checkpoint, in the layout of the recipe; train nothing
+    --watch                with --evaluate: score each new checkpoint beside the training
     --account PROJECT      project that the site bills
     --dry-run              write the folder, and submit nothing
     --partition NAME       queue (or its QOS); default: the site's usual queue
@@ -81,6 +85,10 @@ def launch(options: argparse.Namespace) -> int:
         return _pack(recipe, wishes, options)
     if options.ladder is not None:
         return _ladder(recipe, wishes, options)
+    if options.evaluate:
+        return _evaluate(recipe, wishes, options)
+    if options.watch:
+        raise KieloError("--watch: scores checkpoints. Fix: --evaluate --watch")
     plan = plan_jobs(recipe, wishes)
 
     def check() -> None:
@@ -105,7 +113,8 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
+    not_of_packing = ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight")
+    for flag in (*not_of_packing, "evaluate", "watch"):
         if getattr(options, flag):
             raise KieloError(f"--{flag}: jobs that pack have one node each. Fix: leave it out beside --pack")
     if not recipe.corpus.of_raw_text.sources:
@@ -134,6 +143,33 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
         _show_paths(paths)
     print_text(f"wrote {folder}; kielo status {folder} counts the finished parts")
     _report_jobs(folder, ids, answer, "to submit")
+    return 0
+
+
+def _evaluate(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
+    plan = plan_evaluation(recipe, wishes, "watch" if options.watch else "evaluate")
+    folder, ids, answer = _written(
+        plan, options.dry_run, lambda: check_evaluation(plan), lambda: write_launch(plan)
+    )
+    paths = _paths([plan])
+    if options.json:
+        print_json(
+            launch_of(plan).content()
+            | {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
+        )
+        return 0
+    subject = "each new checkpoint" if options.watch else "the newest checkpoint"
+    tasks = ", ".join(recipe.evaluate.tasks)
+    rows = [
+        ("scores", f"{subject} of {recipe.name}" + (f", with the tasks {tasks}" if tasks else "")),
+        ("jobs", f"a chain of {plan.chain_length} on {plan.nodes} nodes of {plan.site.name}, {plan.devices} "
+                 f"ranks, at most {clock(plan.wall_seconds)} each in {plan.partition.label}"),
+    ]  # fmt: skip
+    print_table(("", ""), rows)
+    if options.dry_run:
+        _show_paths(paths)
+    print_text(f"wrote {folder}; kielo status {folder} says what is scored")
+    _report_jobs(folder, ids, answer, f"on a login node of {plan.site.name}")
     return 0
 
 
@@ -173,6 +209,8 @@ def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> N
 
 def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     """Write and submit a job for each number of nodes. A refused job does not stop the others."""
+    if options.evaluate or options.watch:
+        raise KieloError("--evaluate: a ladder only trains. Fix: leave it out beside --ladder")
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself. Fix: leave it out beside --ladder")

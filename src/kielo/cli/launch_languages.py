@@ -27,7 +27,7 @@ from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 
-_ALONE = ("pack", "ladder")  # flags of one run
+_ALONE = ("pack", "ladder", "evaluate", "watch")  # flags of one run
 
 
 @dataclass
@@ -49,7 +49,7 @@ def launch_languages(
     Raises KieloError if all fail for the same reason.
     """
     for flag in _ALONE:
-        if getattr(options, flag) is not None:
+        if getattr(options, flag) not in (None, False):
             several = f"{len(choices)} {kind_of(choices)}"
             raise KieloError(f"--{flag}: is for a single run of {several}. Fix: --set {choices[0]}")
     runs = {choice: _planned(options.recipe, [*sets, choice], wishes) for choice in choices}

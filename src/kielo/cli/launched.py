@@ -11,11 +11,12 @@ from kielo.cli.flags import takes
 from kielo.cli.run_languages import chosen_in, folders_of, print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
+from kielo.launch.evaluation_jobs import scored_in_words
 from kielo.launch.ladder import read_ladder
 from kielo.launch.launch_folder import PACK_FILE
 from kielo.launch.pack_jobs import pack_status
 from kielo.launch.schedulers import end_jobs
-from kielo.launch.status import Status, launches_of
+from kielo.launch.status import Status, evaluations_of, launches_of
 from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import is_shipped, recipe_choices
@@ -26,8 +27,10 @@ from kielo.stages import late
     $ kielo status runs/poro_34b
     $ kielo status runs/poro_34b/launch/ladder_lumi_g
     $ kielo status runs/poro_34b/launch/pack_0001
+    $ kielo status runs/poro_34b/launch/evaluate_0001
     $ kielo status seventy_five_berts
-    RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages or variants
+    RUN     folder of a run, of a launch, of a ladder or of jobs that pack; or a recipe of several languages
+            or variants
     --json  print JSON
 """)
 def status(options: argparse.Namespace) -> None:
@@ -85,8 +88,9 @@ def _pack(folder: Path, is_json: bool) -> None:
 
 @takes("""
     $ kielo cancel runs/poro_34b
+    $ kielo cancel runs/poro_34b/launch/watch_0001
     $ kielo cancel seventy_five_berts
-    RUN    the run's folder, or a recipe of several languages or variants
+    RUN    the run's folder, a launch's folder, or a recipe of several languages or variants
     --now  end the running job at once, without a save
 """)
 def cancel(options: argparse.Namespace) -> int:
@@ -114,7 +118,7 @@ def _cancel(run: Path, is_now: bool) -> None:
     if found.jobs is None:
         raise KieloError(
             f"nothing is cancelled: {found.no_answer.partition('. Fix: ')[0]}. Fix: touch "
-            f"{run / 'triggers' / 'stop'}, so that the run saves and stops"
+            f"{found.folder.parents[1] / 'triggers' / 'stop'}, so that the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
     if not stopped.exists():
@@ -136,6 +140,9 @@ def _rows(found: Status) -> list[tuple[str, str]]:
     if found.starts or found.no_start:
         told = [f"{job} about {at.replace('T', ' ')}" for job, at in found.starts.items()]
         rows.append(("starts", "; ".join(told) or f"not known: {found.no_start}"))
+    if launch.work != "train":
+        rows.append(("scored", scored_in_words(found.folder.parents[1], launch.work)))
+        last = None
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
         without = "none: no label counts" if last.has_no_label else "not finite"
@@ -161,7 +168,16 @@ def _rows(found: Status) -> list[tuple[str, str]]:
         rows.append(("chain", f"ended: {found.stopped}"))
     if found.left_out:
         rows.append(("left out", ", ".join(found.left_out)))
+    if launch.work == "train":
+        rows += [_evaluation_row(folder) for folder in evaluations_of(found.folder.parents[1])]
     return rows
+
+
+def _evaluation_row(folder: Path) -> tuple[str, str]:
+    found = status_of(folder)
+    ended = f"; ended: {found.stopped}" if found.stopped else ""
+    said = scored_in_words(folder.parents[1], found.launch.work)
+    return folder.name.replace("_", " "), f"{_jobs(found)}; {said}{ended}"
 
 
 def _jobs(found: Status) -> str:

@@ -1,4 +1,4 @@
-"""`kielo publish`: a run's export, card and certificates to the Hugging Face hub, a server, or a folder."""
+"""`kielo publish`: a run's export, card and certificates to the hub, a server, a folder or an address."""
 
 import argparse
 import sys
@@ -23,7 +23,8 @@ from kielo.stages.publication import publish as send
     $ kielo publish runs/demo_estonian my_group/demo_estonian --gguf my_gguf --revisions all --yes
     $ kielo publish runs/demo_estonian ./shared_folder
     RUN                run folder with a finished export
-    TARGET             OWNER/NAME on the hub, or a folder's path that begins with . or / or ~
+    TARGET             OWNER/NAME on the hub, a folder's path that begins with . or / or ~, or an address
+                       such as s3://BUCKET/NAME
     --gguf DIR         also the file of this folder, made by `kielo export RUN --to DIR --format gguf`
     --revisions STEPS  also checkpoints, each as a revision step_N: all, or steps as 1000,2000
     --public           make a new repository public; default: private
@@ -35,7 +36,7 @@ from kielo.stages.publication import publish as send
 def publish(options: argparse.Namespace) -> None:
     run = Path(options.run)
     if options.replace and is_folder(options.target):
-        raise KieloError("--replace: files of a folder are never replaced. Fix: a new folder")
+        raise KieloError("--replace: files of a folder are never replaced. Fix: a new folder or address")
     if not (run / "hf").is_dir():
         raise KieloError(f"{run}: no run folder with an export (hf). Fix: kielo run RECIPE --to export")
     gguf = None if options.gguf is None else Path(options.gguf)

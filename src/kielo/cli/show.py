@@ -55,10 +55,10 @@ def _files_of_sources(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Return source → its files, read and not read, or why none is read. Only of sources on this machine."""
     found: dict[str, dict[str, Any]] = {}
     for source in recipe.corpus.sources:
-        if not (source.path or source.tokens):
+        if not (source.local_path or source.tokens):
             continue
         try:
-            if source.path:
+            if source.local_path:
                 _, read, unread = local_files(source)
             else:
                 paths, unread = list_token_files(source.name, source.tokens or "", source.leave_out)

@@ -8,8 +8,7 @@ from pathlib import Path
 from kielo.artifact.lease import held
 from kielo.artifact.megatron_folder import is_checkpoint
 from kielo.artifact.weights_folder import CONFIG_FILE, passed_over_in_words
-from kielo.cli.evaluate import rank_words
-from kielo.cli.flags import VerbParser, takes
+from kielo.cli.flags import VerbParser, rank_words, takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.models.megatron_config import left_open
 from kielo.ranks.rendezvous import find_rendezvous

@@ -3,14 +3,23 @@
 import argparse
 import json
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 
 from kielo.artifact.score_history import ScoredCheckpoint
 from kielo.artifact.scores import MaskedScores, Scores
+from kielo.cli.flags import rank_words
 from kielo.cli.terminal import print_text
 from kielo.evaluate.evaluation import unscored_in_words
+from kielo.evaluate.watch_run import Score
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+from kielo.stages import late
+from kielo.stages.attempt import on_ranks, resolve_here
 from kielo.stages.watch_checkpoints import watch_of
 
 
@@ -19,17 +28,38 @@ def watch(options: argparse.Namespace) -> int:
 
     Return 1 if a task has no score.
     """
+    if options.precision is not None:
+        raise KieloError("--watch scores in fp32. Fix: leave out --precision")
     if options.recipe is not None:
         raise KieloError(
             f"--watch scores a run's own checkpoints. Fix: kielo evaluate {options.model} --watch"
         )
     recipe = read_recipe(options.model, options.sets).recipe
+    flags = ["--watch", *(["--once"] if options.once else [])]
+
+    def on_this_rank() -> int:
+        placed, _ = resolve_here(recipe, find_rendezvous().size)
+        watching = partial(_watch_here, options, recipe)
+        return late.watch_on_ranks(recipe, placed, run_folder(recipe), watching)
+
+    words = rank_words(["evaluate", options.model, *flags], options)
+    code = on_ranks(words, options.ranks, on_this_rank)
+    return _watch_here(options, recipe) if code is None else code
+
+
+def _watch_here(
+    options: argparse.Namespace,
+    recipe: Recipe,
+    score: Score | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> int:
     said_to = sys.stderr if options.json else sys.stdout
     found = watch_of(
         recipe,
         run_folder(recipe),
         show=_print_json_line if options.json else _print_row,
         tell=lambda text: print_text(text, said_to),
+        **({"score": score, "wait": wait} if score else {}),
     )
     try:
         found.run(options.once)

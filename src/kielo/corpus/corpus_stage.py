@@ -1,10 +1,12 @@
 """The corpus stage: raw text → clean documents, and the funnel of what was dropped.
 
-A first pass works on each document alone, on all workers. A second knows the whole corpus (duplicates) and
-runs in this process. The outcome is the same, byte for byte, for any number of workers.
+The work is tasks over parts of the sources (`corpus_tasks.py`), on the workers of this machine or of several.
+The outcome is the same, byte for byte, for any number of parts, workers and machines. Finished tasks are kept
+until the stage is finished.
 """
 
 import math
+import os
 import shutil
 import sys
 import textwrap
@@ -15,6 +17,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from kielo.artifact.documents import SUFFIX
+from kielo.artifact.durable import disk_problems_reported
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, finished_manifest, is_current, refuse_foreign, write_stage
 from kielo.artifact.prefetched import prefetched_folder
@@ -22,11 +26,14 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus import mojibake, personal_data
+from kielo.corpus import mojibake, near_copies, personal_data
+from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
+from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
-from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
+from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
+from kielo.corpus.process_pool import WorkerPool
 from kielo.corpus.raw_formats import RawSource, file_format
 from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
@@ -35,6 +42,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import LEARNED_SUFFIX, Recipe
 
 KIND, VERSION = "corpus", 3
+# Bytes of files: less text is cleaned before a second process has started.
+LEAST_BYTES_FOR_WORKERS = 4 << 20
 # A source of at least this many records may have one bad record, unless max_bad_share is 0.
 RECORDS_FOR_ONE_BAD = 10
 # The least share of a source's bytes that is usually kept. Below, the text is perhaps wrapped.
@@ -80,22 +89,39 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     Keep a folder that is current. Raises KieloError for text that cannot be fetched or read, or of which too
     much is bad (corpus.max_bad_share), and if nothing is left of a source. Then `folder` is unchanged.
     """
-    folder = Path(folder)
-    refuse_foreign(folder, KIND)  # before hours of fetching
-    say = _speaker(progress)
-    card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
-    section = effective_settings(recipe.corpus, card, recipe.language)
-    _refuse_missing(recipe)
-    sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
-    inputs = {source.name: source.fingerprint for source in sources}
-    if is_current(folder, KIND, VERSION, inputs, section):
+    folder, say = Path(folder), _speaker(progress)
+    planned = plan_corpus(recipe, folder, raw_folder, progress)
+    if planned is None:
         manifest = finished_manifest(folder)
         refuse_bad_sources(counts_of(folder, manifest, CorpusCounts).sources, recipe.corpus.max_bad_share)
         return manifest
-    refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    tasks, inputs, section = planned
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        stage.counts.update(_clean(sources, recipe, stage.folder, say).content())
+        stage.counts.update(_clean(tasks, section, stage.folder, say).content())
+    remove_tasks(folder)
     return finished_manifest(folder)
+
+
+def plan_corpus(
+    recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = True
+) -> tuple[CorpusTasks, dict[str, str], JsonTable] | None:
+    """Fetch the sources and plan the tasks. Return them, the stage's inputs and its section; None if current.
+
+    Any machine can do the tasks of the work folder (`CorpusTasks.work`) before `run_corpus` puts the stage
+    together.
+    """
+    refuse_foreign(folder, KIND)  # before hours of fetching
+    card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
+    section = effective_settings(recipe.corpus, card, recipe.language)
+    _refuse_missing(recipe)
+    sources = fetch_sources(recipe, Path(raw_folder), _speaker(progress), prefetched_folder())
+    inputs = {source.name: source.fingerprint for source in sources}
+    if is_current(folder, KIND, VERSION, inputs, section):
+        return None
+    refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    with disk_problems_reported(f"{folder}: the {KIND} stage"):
+        work = plan_tasks(folder, [KIND, VERSION, inputs, section], sources)
+    return CorpusTasks(recipe, work), inputs, section
 
 
 def _refuse_missing(recipe: Recipe) -> None:
@@ -106,16 +132,15 @@ def _refuse_missing(recipe: Recipe) -> None:
         personal_data.refuse_missing()
     if corpus.repair_encoding:
         mojibake.refuse_missing()
+    if corpus.near_copies != "none":
+        near_copies.refuse_missing()
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         load_identifier(corpus.language_identifier)
 
 
-def _clean(
-    sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
-) -> CorpusCounts:
+def _clean(tasks: CorpusTasks, settings: JsonTable, folder: Path, say: Callable[[str], None]) -> CorpusCounts:
+    recipe, sources = tasks.recipe, tasks.sources
     corpus = recipe.corpus
-    settings = effective_settings(corpus, language(recipe.language), recipe.language)
-    cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
     for sentence in doubtful_thresholds(corpus, recipe.language):
         say(sentence)
@@ -125,13 +150,13 @@ def _clean(
         say(f"corpus.mask_personal_data does not know {unmasked}: they stay")
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         shutil.copyfile(corpus.language_identifier, folder / f"identifier{LEARNED_SUFFIX}")
-    of_rank = partial(first_pass, sources, recipe, cleaned, corpus.workers)
-    tallies = run_on_workers(of_rank, corpus.workers)
-    read = describe_read(sources, tallies[0])
-    refuse_bad_sources(read, corpus.max_bad_share)
-    tallies += run_on_workers(lambda rank: second_pass(corpus, cleaned, folder / "documents"), 1)
-    shutil.rmtree(cleaned)
+    read = _do(tasks, say)
+    tallies = tasks.all_tallies()
     counts = _conclude(sources, read, settings, tallies, folder)
+    documents = folder / "documents"
+    documents.mkdir()
+    for number, file in enumerate(tasks.files()):
+        _link_or_copy(file, documents / f"{number:05d}{SUFFIX}")
     for raw, source in zip(sources, counts.sources, strict=True):
         if source.bytes_kept < MUCH_IS_LEFT * source.bytes_in and (advice := wrapping_advice(raw)):
             say(f"{raw.name}: {source.bytes_kept / source.bytes_in:.0%} of the text is kept. {advice}")
@@ -146,7 +171,30 @@ def _clean(
     return counts
 
 
-def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelSource]:
+def _do(tasks: CorpusTasks, say: Callable[[str], None]) -> list[FunnelSource]:
+    """Do all tasks that are not done. Return the description of what was read."""
+    corpus, kept = tasks.recipe.corpus, tasks.num_done()
+    if kept:
+        say(f"{kept:,} tasks of an earlier attempt are kept")
+    workers = corpus.workers if tasks.num_bytes >= LEAST_BYTES_FOR_WORKERS else 1
+    read: list[FunnelSource] = []
+    with WorkerPool(partial(corpus_worker, tasks.recipe, tasks.work), workers, "corpus") as pool:
+        for round in tasks.rounds:
+            tasks.run_round(round, pool)
+            if round == "clean":
+                read = describe_read(tasks.sources, tasks.tallies(round)[0])
+                refuse_bad_sources(read, corpus.max_bad_share)
+    return read
+
+
+def _link_or_copy(file: Path, path: Path) -> None:
+    try:
+        os.link(file, path)
+    except OSError:  # a file system without links, or an error that the copy names
+        shutil.copyfile(file, path)
+
+
+def describe_read(sources: Sequence[RawSource], reader: Tally) -> list[FunnelSource]:
     """Describe the text that was read. Raises KieloError for a source that was empty or changed."""
     described = []
     for source in sources:
@@ -205,7 +253,7 @@ def bad_records_in_words(source: FunnelSource) -> str:
 
 
 def _conclude(
-    sources: tuple[RawSource, ...],
+    sources: Sequence[RawSource],
     read: list[FunnelSource],
     settings: JsonTable,
     tallies: Sequence[Tally],
@@ -220,7 +268,16 @@ def _conclude(
     for source in read:
         left = {f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
         described.append(source.model_copy(update=left | _changes(source.name, tallies)))
-    write_json(folder, Funnel(settings=settings, sources=described, steps=rows, threshold_table=table))
+    funnel = Funnel(
+        settings=settings,
+        sources=described,
+        steps=rows,
+        threshold_table=table,
+        examples=border_examples(tallies, settings),
+        identified=identified_languages(tallies),
+        cluster_sizes=cluster_sizes(tallies),
+    )
+    write_json(folder, funnel)
     return CorpusCounts(
         bytes_in=sum(source.bytes_in for source in described),
         documents_in=sum(source.documents_in for source in described),
@@ -248,6 +305,7 @@ def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
             continue
         counts = tally.total()
         left = {what: counts[what, ""] for what in ("documents_left", "bytes_left")}
+        left["words_left"] = counts["spaced_words_left", ""]
         for reason, dropped in _largest_reasons(counts).items():
             name = f"{tally.name} ({tally.detail})" if tally.detail else tally.name
             rows.append(FunnelRow(name=name, reason=reason, **dropped, **left))
@@ -322,14 +380,14 @@ def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice
 def _largest_reasons(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
     dropped: dict[str, Counter[str]] = defaultdict(Counter)
     for (what, reason), amount in counts.items():
-        if what in ("documents", "lines", "bytes"):
-            dropped[reason][what] += amount
+        if what in ("documents", "lines", "bytes", "spaced_words"):
+            dropped[reason][what.removeprefix("spaced_")] += amount
     order = sorted(dropped, key=lambda of: (-dropped[of]["bytes"], -dropped[of]["documents"], of))
     shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
         shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
     shown = shown or {"": Counter()}
-    kinds = ("documents", "lines", "bytes")
+    kinds = ("documents", "lines", "bytes", "words")
     return {reason: {kind: count[kind] for kind in kinds} for reason, count in shown.items()}
 
 

@@ -1,4 +1,4 @@
-"""Downloads of text: a Debian package through apt-get, or a dataset from the Hugging Face hub.
+"""Downloads of text: a Debian package by apt-get, a dataset of the Hugging Face hub, or files of an address.
 
 apt works in the source's folder alone, with its own package lists, so it needs neither root nor an
 installation, and does not change the machine.
@@ -7,12 +7,19 @@ installation, and does not change the machine.
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import unquote
 
+from kielo.artifact.manifest import hash_json
+from kielo.artifact.remote_files import ChangedFile, RemoteFile, RemoteFiles
 from kielo.artifact.text_files import COMPRESSED
-from kielo.corpus.raw_formats import is_about
+from kielo.corpus.raw_formats import formats, is_about, is_left_out, is_readable, refuse_unread
+from kielo.recipe.addresses import scheme_of
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Source
 
 APT_SECONDS = 300
@@ -23,6 +30,9 @@ DATA_SUFFIXES = (
     *(f".json{cover}" for cover in COMPRESSED),
 )
 OFTEN_SETTINGS = ".json"  # data only if there is nothing else
+
+
+CHANGES = 3  # of a file at its address during its download, until it is refused
 
 
 class FetchProblem(Exception):
@@ -92,6 +102,110 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (aside / file).rename(folder / file)
     return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
+
+
+def fetch_address(
+    source: Source, folder: Path, aside: Path, versions: dict[str, str], say: Callable[[str], None]
+) -> str:
+    """Download the files of an address, as many as max_documents needs. Return their origin.
+
+    aside: the folder of complete and unfinished files, from which an interrupted download resumes.
+    versions: gets the ETag, checksum or date of each file at its address.
+    """
+    address = source.path or ""
+    try:
+        there = RemoteFiles(address, say)
+        origin = f"{address}{_pin(there)}"
+        wanted = _files_to_fetch(source, there)
+        aside.mkdir(parents=True, exist_ok=True)
+        _refuse_full_disk(aside, wanted)
+        enough, num_rows, fetched = source.max_documents, 0, list[tuple[RemoteFile, Path]]()
+        for number, one in enumerate(wanted, start=1):
+            size = "" if one.bytes is None else f", {one.bytes / 1e6:,.1f} MB"
+            say(f"{source.name}: file {number:,} of {len(wanted):,}, {one.name}{size}")
+            fetched.append(_fetch_file(there, one, aside))
+            num_rows += _num_rows(fetched[-1][1])
+            if enough is not None and num_rows >= enough:
+                break
+    except KieloError as problem:
+        told = str(problem).removeprefix(f"{address}: ").removeprefix(f"corpus.sources, {source.name}: ")
+        raise FetchProblem(told) from None
+    for one, path in fetched:
+        (folder / one.name).parent.mkdir(parents=True, exist_ok=True)
+        path.rename(folder / one.name)
+        versions[one.name] = one.version
+    return origin
+
+
+def _pin(there: RemoteFiles) -> str:
+    """Make an address of the hub's datasets and models lead to the commit of now. Return its name."""
+    if scheme_of(there.address) != "hf":
+        return ""
+    from huggingface_hub import HfApi
+
+    def pinned() -> Any:
+        place = there.system.resolve_path(there.path)
+        if not hasattr(place, "revision"):  # a bucket has no commits
+            return None
+        told = HfApi().repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+        return replace(place, revision=told.sha, _raw_revision=None)
+
+    if (place := there.tried(pinned, there.address)) is None:
+        return ""
+    there.path = place.unresolve()
+    return f", commit {place.revision}"
+
+
+def _files_to_fetch(source: Source, there: RemoteFiles) -> list[RemoteFile]:
+    """Return the files of the source's kind. KieloError for an address without, and for odd names."""
+    files = [one for one in there.files() if not is_left_out(one.name, source)]
+    if not files:
+        raise KieloError("no file is there, or none fits the pattern. Fix: another address")
+    for one in files:
+        if not one.name or ".." in PurePosixPath(one.name).parts or PurePosixPath(one.name).is_absolute():
+            raise KieloError(
+                f"its file {one.name!r} would be written outside of the folder. Fix: another address"
+            )
+    wanted = [
+        one for one in files if is_readable(Path(one.name), source.kind) and not is_about(Path(one.name))
+    ]
+    if not wanted:
+        names = ", ".join(one.name for one in files[:5])
+        raise KieloError(f"no file of a known format ({names}). Fix: {formats(source.kind)}")
+    if len({one.name for one in wanted}) < len(wanted):
+        raise KieloError("two of its files have the same name. Fix: a source for each")
+    if source.kind != "code":
+        refuse_unread(source, sorted({one.name for one in files} - {one.name for one in wanted}))
+    return wanted
+
+
+def _refuse_full_disk(aside: Path, wanted: list[RemoteFile]) -> None:
+    there_already = sum(path.stat().st_size for path in aside.iterdir() if path.is_file())
+    needed, free = sum(one.bytes or 0 for one in wanted) - there_already, shutil.disk_usage(aside).free
+    if needed > free:
+        raise KieloError(f"disk full: {needed:,} bytes are needed, {free:,} are free. Fix: free space")
+
+
+def _fetch_file(there: RemoteFiles, one: RemoteFile, aside: Path) -> tuple[RemoteFile, Path]:
+    """Download a file. If it changes at its address meanwhile, begin again. Return its last description."""
+    for _ in range(CHANGES):
+        name = hash_json([one.path, one.bytes, one.version])[:16]
+        whole, part = (
+            aside / f"{name}.whole{''.join(PurePosixPath(one.name).suffixes)}",
+            aside / f"{name}.part",
+        )
+        if whole.is_file():
+            return one, whole
+        try:
+            there.download(one, part)
+            part.rename(whole)
+            return one, whole
+        except ChangedFile:
+            part.unlink(missing_ok=True)
+            one = there.describe(one.path, one.name)
+    raise KieloError(
+        f"{one.path}: changed {CHANGES} times while it was read. Fix: run again when nobody writes"
+    )
 
 
 def write_apt_configuration(workplace: Path) -> Path:

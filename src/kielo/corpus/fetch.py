@@ -1,7 +1,7 @@
 """Fetches of every source's files to this disk, once, with their hashes: recipe sources → `RawSource`s.
 
-A path stays in place. A Debian package or a Hugging Face dataset is stored in raw/NAME, with a manifest of
-its origin, and of why the first choice failed.
+A path stays in place. Files of an address (https://, s3://, hf://), a Debian package or a Hugging Face
+dataset are stored in raw/NAME, with a manifest of their origin, and of why the first choice failed.
 """
 
 import glob
@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +25,27 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.artifact.prefetched import not_brought, text_folder
+from kielo.artifact.remote_files import RemoteFiles
 from kielo.artifact.stage_counts import RawCounts
 from kielo.artifact.stage_json import counts_of
-from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
-from kielo.corpus.raw_formats import RawSource, formats, is_about, is_data, is_readable, raw_source
+from kielo.corpus import web_archives
+from kielo.corpus.download import (
+    FetchProblem,
+    fetch_address,
+    fetch_debian_package,
+    fetch_huggingface_dataset,
+)
+from kielo.corpus.raw_formats import (
+    ARCHIVES,
+    RawSource,
+    file_format,
+    formats,
+    is_about,
+    is_left_out,
+    is_readable,
+    raw_source,
+    refuse_unread,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
@@ -42,11 +58,14 @@ def fetch_sources(
     recipe: Recipe, raw_folder: Path, say: Callable[[str], None], prefetched: Path | None = None
 ) -> tuple[RawSource, ...]:
     """Fetch every source, or read it in the folder of `kielo prefetch`. `say` gets a line of progress."""
+    for source in recipe.corpus.sources:
+        if source.address_of_files and not prefetched and not is_fetched(source, raw_folder, None):
+            RemoteFiles(source.address_of_files)  # refuses a missing package before hours of fetching
     return tuple(_fetch(source, Path(raw_folder), say, prefetched) for source in recipe.corpus.sources)
 
 
 def downloaded(sources: Sequence[Source]) -> list[Source]:
-    return [source for source in sources if source.debian_package or source.huggingface_dataset]
+    return [source for source in sources if source.is_downloaded]
 
 
 def is_fetched(source: Source, raw_folder: Path, prefetched: Path | None) -> bool:
@@ -65,7 +84,10 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
 
 
 def _wanted(source: Source) -> JsonTable:
+    """Return the keys that decide which files are downloaded."""
     keys = {"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
+    if source.address_of_files:
+        keys = {"path", "kind", "leave_out", "max_documents"}
     return source.model_dump(include=keys)
 
 
@@ -83,11 +105,11 @@ def _fetch(
     source: Source, raw_folder: Path, say: Callable[[str], None], prefetched: Path | None
 ) -> RawSource:
     name = source.name
-    if source.path:
+    if source.local_path:
         root, files, unread = local_files(source)
-        _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
+        _refuse_own_files(name, Path(source.local_path).expanduser(), root, files, raw_folder.parent)
         stamps = file_stamps(root, files)  # before they are hashed
-        origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
+        origin, fingerprint = source.local_path, _hash_files(root, files, raw_folder)
     else:
         root, is_there = _place(source, raw_folder, prefetched)
         if is_there:
@@ -98,10 +120,12 @@ def _fetch(
             _download(source, root, say)
         manifest = finished_manifest(root)
         files = sorted(file for file in manifest.files if is_readable(Path(file), source.kind))
-        files = [file for file in files if not _is_left_out(file, source)]
+        files = [file for file in files if not is_left_out(file, source)]
         unread = sorted(set(manifest.files) - set(files))
         stamps = file_stamps(root, files)
         origin, fingerprint = counts_of(root, manifest, RawCounts).origin, hash_manifest(root)
+    if any(file_format(Path(file), source.kind) in ARCHIVES for file in files):
+        web_archives.refuse_missing(name)
     more = {"stamps": stamps, "fingerprint": fingerprint, "unread": tuple(unread)}
     return raw_source(source, root, files, origin, **more)
 
@@ -122,6 +146,11 @@ def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:
     name, problems = source.name, list[str]()  # the manifest has the problems of the first way
     aside = folder.with_name(f".{folder.name}.downloads")  # an interrupted download resumes from it
     ways: list[tuple[str, Callable[[Source, Path], str]]] = []
+    versions: dict[str, str] = {}
+    if source.address_of_files:
+        ways.append(
+            (source.address_of_files, partial(fetch_address, aside=aside, versions=versions, say=say))
+        )
     if source.debian_package:
         ways.append((f"Debian package {source.debian_package}", fetch_debian_package))
     if source.huggingface_dataset:
@@ -134,16 +163,15 @@ def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:
                 origin = way(source, stage.folder)
                 if not any(is_readable(path, source.kind) for path in stage.folder.rglob("*")):
                     raise FetchProblem(f"no files of a known format in it ({formats(source.kind)})")
-                stage.counts.update(RawCounts(origin=origin, problems=problems).content())
+                counts = RawCounts(origin=origin, problems=problems, versions=versions)
+                stage.counts.update(counts.content())
             shutil.rmtree(aside, ignore_errors=True)
             return
         except FetchProblem as problem:
             problems.append(f"{title}: {problem}")
             say(f"{name}: {problems[-1]}")
-    raise KieloError(
-        f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. Fix: "
-        "use a text of your own: --set corpus.sources=my.txt"
-    )
+    fix = "" if source.address_of_files else ". Fix: use a text of your own: --set corpus.sources=my.txt"
+    raise KieloError(f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}{fix}")
 
 
 def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
@@ -167,30 +195,15 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     read, unread = set(), set()
     for path in found:
         file = path.relative_to(root).as_posix()
-        if is_readable(path, kind) and not is_about(path) and not _is_left_out(file, source):
+        if is_readable(path, kind) and not is_about(path) and not is_left_out(file, source):
             read |= {file} if _is_file(name, path) else set()
         elif not path.is_dir():
             unread.add(file)
     if not read:
         raise KieloError(f"{where}: {pattern}: has no file of a known format. Fix: {formats(kind)}")
     if kind != "code":  # beside code there may be anything
-        _refuse_unread(source, sorted(unread))
+        refuse_unread(source, sorted(unread))
     return root, sorted(read), sorted(unread)
-
-
-def _is_left_out(file: str, source: Source) -> bool:
-    return any(fnmatch(file, pattern) for pattern in source.leave_out)
-
-
-def _refuse_unread(source: Source, unread: Sequence[str]) -> None:
-    data = [file for file in unread if is_data(Path(file)) and not _is_left_out(file, source)]
-    if data:
-        endings = sorted({"*" + "".join(Path(file).suffixes[-2:]) for file in data})
-        raise KieloError(
-            f"corpus.sources, {source.name}: {len(data)} files that look like data would not be read: "
-            f"{', '.join(data[:5])}{', …' * (len(data) > 5)}. Fix: convert them to {formats(source.kind)}, "
-            f"or leave_out = {json.dumps(endings[:5])} in the source"
-        )
 
 
 def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:

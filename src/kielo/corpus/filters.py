@@ -9,12 +9,11 @@ become these letters, as in browsers (WHATWG, HTML, section 13.2.5.80).
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import regex
 import xxhash
 
-from kielo.artifact.documents import TURNS
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
@@ -27,7 +26,6 @@ from kielo.recipe.source_kinds import fill
 # Lines with letters of another script are counted and kept as examples: NUM_EXAMPLES of each source.
 FOREIGN_DROPPED, FOREIGN_KEPT = "script_lines_dropped", "script_lines_kept"
 NUM_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
-SEEN = "seen before"
 # Shorter texts say too little for an identifier (benchmarks/log/2026-11.md).
 MIN_IDENTIFIED_CHARACTERS = 30
 DRAW = 18  # seed of the choice of layouts
@@ -152,39 +150,6 @@ class DocumentLength(DocumentFilter):
         # Characters of the joined text: the lines and the line ends between them.
         num_characters = sum(map(len, document.lines)) + len(document.lines) - 1
         return f"under {self.min_characters} characters" if num_characters < self.min_characters else None
-
-
-@dataclass
-class _Duplicates(CorpusStep):
-    """A filter of exact duplicates over the whole corpus, in its order, in a single process: the first stays.
-
-    It remembers 64-bit xxh3 hashes, about 100 bytes of memory for each different line. The probability that
-    two of 10⁹ different lines collide is 3 %.
-    """
-
-    _seen: set[int] = field(default_factory=set, init=False)
-
-    def _verdict(self, text: str) -> str | None:
-        digest, before = xxhash.xxh3_64_intdigest(text.encode()), len(self._seen)
-        self._seen.add(digest)
-        return SEEN if len(self._seen) == before else None
-
-
-class DocumentDuplicates(_Duplicates, DocumentFilter):
-    name = "document duplicates"
-
-    def judge(self, document: SplitDocument) -> str | None:
-        text = "\n".join(document.lines)
-        if turns := document.metadata.get(TURNS):  # the same words in other roles are another conversation
-            text += f"\0{turns}"
-        return self._verdict(text)
-
-
-class LineDuplicates(_Duplicates, LineFilter):
-    name = "line duplicates"
-
-    def judge(self, document: SplitDocument) -> list[str | None]:
-        return [self._verdict(line) for line in document.lines]
 
 
 class NormaliseSides(CorpusStep):

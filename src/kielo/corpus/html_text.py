@@ -2,8 +2,12 @@
 
 import codecs
 import re
-from html.parser import HTMLParser
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from selectolax.lexbor import LexborHTMLParser
 
 from kielo.artifact.text_files import SHOWING_BYTES, marked_encoding, other_encoding
 from kielo.corpus.raw_record import BadRecord
@@ -54,10 +58,13 @@ _LETTERS_OF_TWO_BYTES = frozenset({"gb18030", "cp932", "cp949", "big5hkscs", "eu
 _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
 
-def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
-    """Decode a page by its mark, else as `given`, else by its bytes and its label. Raises BadRecord."""
+def decode_page(path: Path | str, content: bytes, given: str | None = None, label: str = "") -> str:
+    """Decode a page by its mark, else as `given`, else by its bytes and its label. Raises BadRecord.
+
+    label: the charset that the server told. A known charset comes before the page's own label.
+    """
     shown = other_encoding(content[:SHOWING_BYTES])
-    encoding = marked_encoding(content) or given or shown or _of_label(path, content)
+    encoding = marked_encoding(content) or given or shown or _of_label(path, content, label)
     try:
         return _decode(content, encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as problem:
@@ -69,9 +76,11 @@ def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
         ) from None
 
 
-def _of_label(path: Path, content: bytes) -> str:
+def _of_label(path: Path | str, content: bytes, told: str) -> str:
     found = _CHARSET.search(content[:SHOWING_BYTES])
     label = found.group(1).decode().lower() if found else "utf-8"
+    with suppress(LookupError):
+        label = told if told and codecs.lookup(_LABELS.get(told, told)).name not in _NO_CHARSETS else label
     try:
         name = codecs.lookup(_LABELS.get(label, label)).name
         if name in _NO_CHARSETS:
@@ -105,83 +114,102 @@ def _decode(content: bytes, encoding: str) -> str:
     return content.decode(encoding, "surrogateescape").translate({0xDC00 + byte: byte for byte in range(256)})
 
 
-ARTICLE_ID = "DisplayArea"  # of LibreOffice's help
-SKIPPED = frozenset({"script", "style", "pre", "nav", "template", "noscript", "svg", "head"})
-# Prose within a sentence. A block of nothing else is a listing, or the name of a button.
-ASIDE = frozenset({"code", "button"})
+ARTICLE = "div#DisplayArea"  # of LibreOffice's help
+# Elements without prose. The text of the second kind is no markup.
+_SKIPPED = frozenset({"nav", "pre", "svg", "template"})
+_VERBATIM = frozenset({"script", "style", "noscript", "iframe", "noembed", "noframes"})
 _BLOCKS = """
     address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer
     form h1 h2 h3 h4 h5 h6 header hr legend li main ol option p section summary table tbody td tfoot th thead
     title tr ul
 """
-BLOCKS = frozenset(_BLOCKS.split())
+# Prose within a sentence. A block of nothing else is a listing, or the name of a button.
+_ASIDE = ("code", "button")
+_BREAK, _OPEN_ASIDE, _CLOSE_ASIDE = 1, 2, 3
+_MEANING = {f"{slash}{tag}": _BREAK for tag in _BLOCKS.split() for slash in ("", "/")}
+_MEANING |= dict.fromkeys(_ASIDE, _OPEN_ASIDE) | {f"/{tag}": _CLOSE_ASIDE for tag in _ASIDE}
+# In lexbor's serialisation, where each element is closed, and `<` and `>` in values and text are escaped.
+_NOT_PROSE = re.compile(rf"<(?:!--|(/?)({'|'.join(sorted(_SKIPPED | _VERBATIM))})(?=[ >]))")
+_TAG_AND_TEXT = re.compile(r"<(/?[^ >]*)[^>]*>([^<]*)")
 
 
 def page_text(html: str) -> str:
-    """Return the page's prose, of its article alone if marked, a line for each block element."""
-    page = _Page(html)
-    # An open element would take the rest of the page with it. Scripts and styles have no text anyway.
-    open_ = {place for tag, place in page.open_skipped if tag not in ("script", "style")}
-    if open_:
-        page = _Page(html, frozenset(open_))
-    return "\n".join(page.article if page.has_article else page.body)
+    """Return the page's prose, of its article alone if marked, a line for each block element.
+
+    Lexbor parses the page as browsers do. But an element without prose whose end is missing would take the
+    rest of the page with it, so its tag is removed first.
+    """
+    tree = LexborHTMLParser(html)
+    prose, seen = _prose(tree)
+    unclosed = {tag for tag, number in seen.items() if html.count(f"</{tag}") < number}
+    if html.count("<title") > html.count("</title"):
+        unclosed.add("title")
+    if unclosed and (mended := _without_unclosed(html, unclosed)) != html:
+        prose, _ = _prose(LexborHTMLParser(mended))
+    return prose
 
 
-class _Page(HTMLParser):
-    """A page. taken: lines and columns of elements that are not skipped."""
+def _prose(tree: LexborHTMLParser) -> tuple[str, Counter[str]]:
+    """Return the lines of a page, and the number of elements without prose by tag."""
+    roots = tree.css(f"{ARTICLE}:not({ARTICLE} *)") or [tree.body]
+    parts = [_without_skipped(root.html or "") for root in roots if root is not None]
+    seen = sum((number for _, number in parts), Counter[str]())
+    return "\n".join(filter(None, (_lines(html) for html, _ in parts))), seen
 
-    def __init__(self, html: str, taken: frozenset[tuple[int, int]] = frozenset()) -> None:
-        super().__init__(convert_charrefs=True)
-        self.body: list[str] = []
-        self.article: list[str] = []
-        self.has_article = False
-        self.open_skipped: list[tuple[str, tuple[int, int]]] = []
-        self._taken = taken
-        self._open_aside: list[str] = []
-        self._has_prose = False
-        self._article_divs = 0
-        self._parts: list[str] = []
-        self.feed(html)
-        self.close()
-        self.end_line()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "body":
-            self.open_skipped.clear()  # an open element of the head must not swallow the page
-        if tag in SKIPPED and self.getpos() not in self._taken:
-            self.open_skipped.append((tag, self.getpos()))
-        if tag in ASIDE:
-            self._open_aside.append(tag)
-        if tag in BLOCKS:
-            self.end_line()
-        if tag == "div" and (self._article_divs or dict(attrs).get("id") == ARTICLE_ID):
-            self._article_divs += 1
-            self.has_article = True
+def _without_skipped(html: str) -> tuple[str, Counter[str]]:
+    kept, seen, place, begin, depth = [], Counter[str](), 0, 0, 0
+    while found := _NOT_PROSE.search(html, place):
+        slash, tag = found.groups()
+        if not depth and not slash:
+            kept.append(html[begin : found.start()])
+        if tag in _SKIPPED:
+            depth += -1 if slash else 1
+            end = ">"
+        else:
+            end = "-->" if tag is None else f"</{tag}>"
+        if tag is not None and not slash:
+            seen[tag] += 1
+        place = html.find(end, found.end())
+        place = len(html) if place < 0 else place + len(end)
+        if not depth:
+            begin = place
+    kept.append(html[begin:])
+    return "".join(kept), seen
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in BLOCKS:
-            self.end_line()
 
-    def handle_endtag(self, tag: str) -> None:
-        tags = [name for name, _ in self.open_skipped]
-        if tag in tags:
-            del self.open_skipped[tags.index(tag) :]  # and the open elements inside it
-        if tag in self._open_aside:
-            del self._open_aside[self._open_aside.index(tag) :]
-        if tag in BLOCKS:
-            self.end_line()
-        if tag == "div" and self._article_divs:
-            self._article_divs -= 1
+def _lines(html: str) -> str:
+    lines, parts, has_prose, is_aside = list[str](), list[str](), False, False
+    meaning = _MEANING.get
+    for tag, text in _TAG_AND_TEXT.findall(html.replace("&nbsp;", " ") + "<p>"):
+        if kind := meaning(tag):
+            if kind == _BREAK:
+                if has_prose:
+                    lines.append(" ".join("".join(parts).split()))
+                parts.clear()
+                has_prose = is_aside = False  # an element without an end ends with its block
+            else:
+                is_aside = kind == _OPEN_ASIDE
+        if text:
+            parts.append(text)
+            has_prose = has_prose or not (is_aside or text.isspace())
+    return "\n".join(lines).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-    def handle_data(self, data: str) -> None:
-        if not self.open_skipped:
-            self._parts.append(data)
-            self._has_prose = self._has_prose or not self._open_aside and not data.isspace()
 
-    def end_line(self) -> None:
-        line = " ".join("".join(self._parts).split()) if self._has_prose else ""
-        self._parts.clear()
-        self._open_aside.clear()  # an element without an end ends with its block
-        self._has_prose = False
-        if line:
-            (self.article if self._article_divs else self.body).append(line)
+def _without_unclosed(html: str, tags: Iterable[str]) -> str:
+    """Return the page without the tags of these elements that have no end."""
+    removed: list[tuple[int, int]] = []
+    for tag in tags:
+        opened: list[tuple[int, int]] = []
+        text = "[^<]*" if tag == "title" else ""  # which is no prose either
+        for found in re.finditer(rf"<(/?){tag}\b[^>]*?(/?)>{text}", html, re.IGNORECASE):
+            if found[1]:
+                del opened[-1:]
+            elif not found[2]:
+                opened.append(found.span())
+            elif tag != "svg":  # browsers close only foreign elements so
+                removed.append(found.span())
+        removed += opened
+    for begin, end in sorted(removed, reverse=True):
+        html = html[:begin] + html[end:]
+    return html

@@ -4,20 +4,27 @@ Cleaned text is normalised and goes through the filters of its languages, code, 
 through their own. Text that others have cleaned passes as it is.
 """
 
-import heapq
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
 from kielo.corpus import filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
+from kielo.corpus.corpus_parts import Part, PartLimits, part_records
+from kielo.corpus.duplicates import document_hash, line_hashes
+from kielo.corpus.hash_buckets import HashWriter
+from kielo.corpus.known_corpora import score_filters
 from kielo.corpus.mojibake import RepairEncoding
+from kielo.corpus.near_copies import Bands, SignatureWriter
 from kielo.corpus.programming_languages import code_filters
-from kielo.corpus.raw_formats import RawSource, records, unreadable
-from kielo.corpus.raw_record import BadRecord, Record
+from kielo.corpus.raw_formats import RawSource, unreadable
+from kielo.corpus.raw_record import BadRecord, OtherRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
@@ -31,56 +38,58 @@ from kielo.corpus.step import (
     split_verbatim,
 )
 from kielo.corpus.word_segmenter import cutter_of_words
-from kielo.corpus.worker_processes import results_in_order
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Corpus, Recipe, Source
 
 BAD = "bad"  # records: counted, and kept as examples
 MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 5, 300  # bad records of each source that are shown
-# Text bytes of one file of the corpus: small enough for many readers, large enough for few files.
-BYTES_PER_FILE = 512 << 20
+# Files of a part between the passes and after them. FAST: the level of zstd, because they are read once.
+CLEANED, KEPT, FAST = f"cleaned{SUFFIX}", f"kept{SUFFIX}", 1
+DOCUMENT_HASHES, LINE_HASHES, NUM_LINES, SIZES = "documents", "lines", "num_lines.npy", "sizes.npy"
 
 
 @dataclass
-class ReadSources(CorpusStep):
-    """The reader of the sources. Worker r of n takes documents r, r + n, …, so a big file keeps all busy."""
+class ReadPart(CorpusStep):
+    """The reader of a part of a source. `number` is the part's, `limits` are by the parts before."""
 
     name = "read"
-    sources: tuple[RawSource, ...]
+    raw: RawSource
+    part: Part
     max_document_bytes: int
-    workers: int = 1
-    rank: int = 0
+    number: int = 0
+    limits: PartLimits = PartLimits()
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         return super().run(self.documents())
 
     def documents(self) -> Iterator[SplitDocument]:
-        for source_number, source in enumerate(self.sources):
-            for number, record in enumerate(records(source, self.max_document_bytes)):
-                if number == source.max_documents:
-                    break
-                if number % self.workers != self.rank:
-                    continue
-                file = record.path.relative_to(source.root).as_posix()
-                try:
-                    raw = parse(record, source, self.max_document_bytes)
-                except BadRecord as problem:
-                    self.pass_over(source, (source_number, number), record, problem)
-                    continue
-                except OSError as problem:
-                    raise unreadable(record.path, problem) from None
-                metadata = {"file": file, "number": record.number} | raw.facts
-                split = split_document if source.is_cleaned else split_verbatim
-                document = split(raw.text, raw.id, source.name, (source_number, number), metadata)
-                if raw.sides is not None:
-                    document.set_sides(raw.sides)
-                yield document
+        source = self.raw
+        for number, record in enumerate(
+            part_records(source, self.part, self.limits, self.max_document_bytes)
+        ):
+            place = (self.number, number)
+            file = record.path.relative_to(source.root).as_posix()
+            try:
+                raw = parse(record, source, self.max_document_bytes)
+            except BadRecord as problem:
+                self.pass_over(source, place, record, problem)
+                continue
+            except OSError as problem:
+                raise unreadable(record.path, problem) from None
+            metadata = {"file": file, "number": record.number} | raw.facts
+            split = split_document if source.is_cleaned else split_verbatim
+            document = split(raw.text, raw.id, source.name, place, metadata)
+            if raw.sides is not None:
+                document.set_sides(raw.sides)
+            yield document
 
     def pass_over(
         self, source: RawSource, place: tuple[int, int], record: Record, problem: BadRecord
     ) -> None:
         self.source = source.name
         self.count("documents", problem.reason)
+        if isinstance(problem, OtherRecord):
+            return
         if record.number == 0:
             self.count("damaged_bytes", amount=record.path.stat().st_size)
         text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
@@ -89,35 +98,72 @@ class ReadSources(CorpusStep):
 
 @dataclass
 class WriteCleaned(CorpusStep):
+    """The end of the first pass of a part: its documents, and the hashes by which copies are found.
+
+    lines_of: the sources whose lines are compared. near_of: the sources among which near copies are found.
+    """
+
     name = "write cleaned"
     folder: Path
-    rank: int = 0
+    buckets: int
+    lines_of: Sequence[str] = ()
+    has_documents: bool = True
+    near_of: Sequence[str] = ()
+    how: Bands | None = None
+    keep: str = ""
+    cut_words: CutWords | None = None
 
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
-        with DocumentWriter(self.folder / f"{self.rank:05d}{SUFFIX}") as writer:
+        num_lines = array("I")
+        with ExitStack() as files:
+            writer = files.enter_context(DocumentWriter(self.folder / CLEANED, FAST))
+            of_documents = files.enter_context(HashWriter(self.folder, DOCUMENT_HASHES, self.buckets))
+            of_lines = files.enter_context(HashWriter(self.folder, LINE_HASHES, self.buckets))
+            signed = SignatureWriter(self.folder, self.how, self.keep, self.buckets) if self.how else None
+            if signed:
+                files.enter_context(signed)
             for document in super().run(documents):
-                writer.add({**_as_record(document), "place": document.place})
+                writer.add(_as_record(document))
+                if signed:
+                    document.cut_words = self.cut_words
+                    signed.add(document, document.source in self.near_of)
+                if self.has_documents:
+                    of_documents.add([document_hash(document)])
+                has_lines = document.source in self.lines_of
+                num_lines.append(len(document.lines) if has_lines else 0)
+                if has_lines:
+                    of_lines.add(line_hashes(document))
                 yield document
+        np.save(self.folder / NUM_LINES, np.frombuffer(num_lines, np.uint32))
 
 
 @dataclass
-class MergeCleaned(CorpusStep):
-    """The start of the second pass, which reads all workers' documents in the order of the corpus."""
+class ReadCleaned(CorpusStep):
+    """The start of the second pass of a part. A document's place has its number among the cleaned ones."""
 
     name = "merge cleaned"
-    folder: Path
+    file: Path
+    part: int
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
-        files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
-        for record in heapq.merge(*files, key=lambda record: tuple(record["place"])):
-            source, number = record["place"]
-            place, facts = (source, number), record["metadata"]
+        for number, record in enumerate(read_documents(self.file)):
+            place, facts = (self.part, number), record["metadata"]
             yield split_verbatim(record["text"], record["id"], record["source"], place, facts)
 
 
+class SplitAgain(CorpusStep):
+    """The border between the passes if they run as one pass."""
+
+    name = "merge cleaned"
+
+    def work(self, document: SplitDocument) -> bool:
+        document.set_lines(document.join().split("\n"))
+        return True
+
+
 @dataclass
-class WriteDocuments(CorpusStep):
-    """The end of the second pass, which writes files of about BYTES_PER_FILE and counts words."""
+class WriteKept(CorpusStep):
+    """The end of the second pass of a part: its documents as the corpus has them, and their sizes."""
 
     name = "write"
     folder: Path
@@ -129,23 +175,13 @@ class WriteDocuments(CorpusStep):
         return True
 
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
-        writer, num_files, bytes_in_file = None, 0, 0
-        try:
+        sizes = array("Q")
+        with DocumentWriter(self.folder / KEPT, FAST) as writer:
             for document in super().run(documents):
-                if writer is None or bytes_in_file >= BYTES_PER_FILE:
-                    if writer is not None:
-                        writer.close()
-                    writer = DocumentWriter(self.folder / f"{num_files:05d}{SUFFIX}")
-                    num_files, bytes_in_file = num_files + 1, 0
                 writer.add(_as_record(document))
-                bytes_in_file += document.num_bytes
+                sizes.append(document.num_bytes)
                 yield document
-        except BaseException:
-            if writer is not None:
-                writer.abandon()
-            raise
-        if writer is not None:
-            writer.close()
+        np.save(self.folder / SIZES, np.frombuffer(sizes, np.uint64))
 
 
 def _as_record(document: SplitDocument) -> Document:
@@ -153,19 +189,8 @@ def _as_record(document: SplitDocument) -> Document:
     return {"id": document.id, "text": text, "source": document.source, "metadata": facts}
 
 
-def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
-    """Run the steps of each rank in its own worker (a single rank: here). Return each step's tally."""
-    make = partial(partial, _run_steps, make_steps)
-    tallies_of_workers = results_in_order(make, range(workers), workers, "corpus")
-    totals = next(tallies_of_workers)
-    for tallies in tallies_of_workers:
-        for total, tally in zip(totals, tallies, strict=True):
-            total.add(tally)
-    return totals
-
-
-def _run_steps(make_steps: Callable[[int], list[CorpusStep]], rank: int) -> list[Tally]:
-    steps = make_steps(rank)
+def run_steps(steps: Sequence[CorpusStep]) -> list[Tally]:
+    """Run the steps, each on what the step before leaves. Return each step's tally."""
     documents: Iterable[SplitDocument] = ()
     for step in steps:
         documents = step.run(documents)
@@ -173,10 +198,8 @@ def _run_steps(make_steps: Callable[[int], list[CorpusStep]], rank: int) -> list
     return [Tally(step.name, step.detail, step.counts, step.examples) for step in steps]
 
 
-def first_pass(
-    sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path, workers: int = 1, rank: int = 0
-) -> list[CorpusStep]:
-    """Return the steps that need one document at a time, for worker `rank` of `workers`."""
+def first_pass(recipe: Recipe, reader: CorpusStep) -> list[CorpusStep]:
+    """Return the steps that need one document at a time, from the reader on."""
     corpus = recipe.corpus
     own = _names(corpus, is_cleaned)
     code = _names(corpus, lambda source: source.kind == "code" and source.clean)
@@ -184,7 +207,8 @@ def first_pass(
     cleaned_chats = _names(corpus, lambda source: source.kind == "instructions" and source.clean)
     others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
-        ReadSources(sources, corpus.max_document_bytes, workers, rank),
+        reader,
+        *(step for source in corpus.sources for step in _only([source.name], *score_filters(source))),
         *_only(others, filters.NotEmpty()),
         *(_only(own, RepairEncoding()) if corpus.repair_encoding else []),
         *_only(own, filters.Normalise()),
@@ -193,19 +217,26 @@ def first_pass(
         *_pair_steps(corpus),
         *_only(chats, WholeConversations()),
         *_only(cleaned_chats, AlternatingTurns()),
-        WriteCleaned(cleaned, rank),
     ]
 
 
-def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusStep]:
-    """Return the steps that need the whole corpus. Length is last: most lines may be duplicates."""
+def second_pass(
+    corpus: Corpus,
+    reader: CorpusStep,
+    documents: Sequence[CorpusStep],
+    lines: Sequence[CorpusStep],
+    folder: Path,
+) -> list[CorpusStep]:
+    """Return the steps that need the whole corpus, from the reader on. Length is last: most lines may be
+    duplicates. documents, lines: the filters of copies.
+    """
     own = _names(corpus, is_cleaned)
     return [
-        MergeCleaned(cleaned),
-        *([filters.DocumentDuplicates()] if corpus.deduplicate_documents else []),
-        *_only(own if corpus.deduplicate_lines else (), filters.LineDuplicates()),
+        reader,
+        *documents,
+        *_only(own, *lines),
         *_only(own, filters.DocumentLength(corpus.min_document_characters)),
-        WriteDocuments(documents, cutter_of_words(corpus.words)),
+        WriteKept(folder, cutter_of_words(corpus.words)),
     ]
 
 

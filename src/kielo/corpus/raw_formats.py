@@ -4,26 +4,31 @@ A format is a branch of `_file_records`, which divides a file into records, and 
 decodes a record.
 """
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
 from kielo.corpus.conversations import OTHER_FIELDS, has_questions
+from kielo.corpus.known_corpora import fields_of_facts
 from kielo.corpus.pair_formats import tmx_records, tsv_records
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, json_records, too_long
 from kielo.corpus.step import is_cleaned, text_fields
+from kielo.corpus.web_archives import archive_records
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Source
 
 _JSON = ("jsonl", "ndjson", "json")
+ARCHIVES = ("warc", "wet")
 # Kind of source → suffixes of files of records, each also compressed (.parquet and .html are not).
 # Among code .json are settings.
 _RECORDS = {
-    "text": ("txt", *_JSON),
+    "text": ("txt", *_JSON, *ARCHIVES),
     "code": ("jsonl", "ndjson"),
     "parallel": ("tsv", *_JSON, "tmx"),
     "instructions": _JSON,
@@ -85,9 +90,11 @@ class RawSource:
             return tuple(there[:1]) or self.text_fields[:1]
         return self.text_fields
 
-    @property
-    def facts(self) -> tuple[str, ...]:
-        return {"code": FILE_NAME_FIELDS, "instructions": OTHER_FIELDS}.get(self.kind, ())
+    def facts_in(self, present: Sequence[str]) -> list[str]:
+        """Return the other columns to read of a file with columns `present`."""
+        facts = {"code": FILE_NAME_FIELDS, "instructions": OTHER_FIELDS}.get(self.kind, ())
+        facts = fields_of_facts(present) if self.kind == "text" else facts
+        return [name for name in facts if name in present and name not in self.text_fields]
 
 
 def raw_source(source: Source, root: Path, files: Sequence[str], origin: str, **others: Any) -> RawSource:
@@ -137,6 +144,21 @@ def is_data(path: Path) -> bool:
     return bool(_DATA.search(path.name)) and not path.name.startswith(".") and not is_about(path)
 
 
+def is_left_out(file: str, source: Source) -> bool:
+    return any(fnmatch(file, pattern) for pattern in source.leave_out)
+
+
+def refuse_unread(source: Source, unread: Sequence[str]) -> None:
+    data = [file for file in unread if is_data(Path(file)) and not is_left_out(file, source)]
+    if data:
+        endings = sorted({"*" + "".join(Path(file).suffixes[-2:]) for file in data})
+        raise KieloError(
+            f"corpus.sources, {source.name}: {len(data)} files that look like data would not be read: "
+            f"{', '.join(data[:5])}{', …' * (len(data) > 5)}. Fix: convert them to {formats(source.kind)}, "
+            f"or leave_out = {json.dumps(endings[:5])} in the source"
+        )
+
+
 def formats(kind: str) -> str:
     listed = ", ".join(f".{suffix}" for suffix in _RECORDS[kind])
     listed += f" (each also {', '.join(COMPRESSED)}), .parquet"
@@ -163,16 +185,22 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
         yield from tmx_records(path, source.text_fields, max_bytes, source.encoding)
     elif format == "tsv":
         yield from tsv_records(path, max_bytes, source.encoding)
+    elif format in ARCHIVES:
+        yield from archive_records(path, max_bytes)
     elif format == "json":
         yield from json_records(path, max_bytes, source.encoding)
     elif format == "parquet":
         yield from _parquet_records(path, source)
     else:
-        for number, line in read_lines(path, max_bytes, source.encoding):
-            if line is None:
-                yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
-            elif not is_blank(line):
-                yield Record(path, number, line)
+        yield from line_records(path, read_lines(path, max_bytes, source.encoding), max_bytes)
+
+
+def line_records(path: Path, lines: Iterable[tuple[int, bytes | None]], max_bytes: int) -> Iterator[Record]:
+    for number, line in lines:
+        if line is None:
+            yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
+        elif not is_blank(line):
+            yield Record(path, number, line)
 
 
 def unreadable(path: Path, problem: OSError) -> KieloError:
@@ -226,7 +254,7 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
         columns = file.schema_arrow.names
         needed = source.columns_of(columns)
-        wanted = [*needed, *(name for name in source.facts if name in columns)]
+        wanted = [*needed, *source.facts_in(columns)]
         for name in wanted:
             has_text = name in needed and source.kind != "instructions"
             _check_column(path, file.schema_arrow, name, has_text)

@@ -31,6 +31,10 @@ class BadRecord(KieloError):
         self.reason = reason
 
 
+class OtherRecord(BadRecord):
+    """A record of an archive that is no text, such as a request or an image. It is counted, and not bad."""
+
+
 @dataclass(frozen=True)
 class Record:
     """An undecoded document. number: its line or row (0: the rest of a damaged file). problem: a fault."""

@@ -10,9 +10,19 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.text_files import SHOWING_BYTES, decode_text, marked_encoding, other_encoding
 from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_text import decode_page, page_text
+from kielo.corpus.known_corpora import facts_of
 from kielo.corpus.programming_languages import LANGUAGE, programming_language
-from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
-from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, lenient_fields, too_long
+from kielo.corpus.raw_formats import ARCHIVES, FILE_NAME_FIELDS, RawSource, file_format
+from kielo.corpus.raw_record import (
+    NO_TEXT,
+    NOT_UTF8,
+    UNEQUAL,
+    BadRecord,
+    Record,
+    lenient_fields,
+    too_long,
+)
+from kielo.corpus.web_archives import text_of_page
 from kielo.recipe.errors import KieloError
 
 
@@ -34,11 +44,15 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     file = record.path.relative_to(source.root).as_posix()
     place = f"{source.name}/{file}"
     if format == "html":
-        return RawText(place, _page_text(record.path, max_bytes, source.encoding))
+        content = _read_at_most(record.path, max_bytes)
+        return RawText(place, page_text(decode_page(record.path, content, source.encoding)))
     if format == "code":
         text = _whole_file(record.path, max_bytes, source.encoding)
         return RawText(place, text, {LANGUAGE: programming_language(record.path.name)})
     place = f"{place}:{record.number}"
+    if format in ARCHIVES:
+        where = f"{record.path}, record {record.number}"
+        return RawText(place, *text_of_page(where, record.content, source.encoding))
     if format == "tsv":
         return RawText(place, "", sides=_columns(record, source))
     if format == "tmx":
@@ -73,7 +87,7 @@ def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> R
     if not isinstance(text, str):
         raise _no_text(NO_TEXT, where, source.text_fields[0], fields, "text_field")
     if source.kind != "code":
-        return RawText(id, text)
+        return RawText(id, text, facts_of(fields))
     names = (fields.get(name) for name in FILE_NAME_FIELDS)
     languages = (programming_language(name) for name in names if isinstance(name, str) and name)
     language = next(filter(None, languages), None)
@@ -162,15 +176,6 @@ def _read_at_most(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise too_long(str(path), max_bytes)
     return content
-
-
-def _page_text(path: Path, max_bytes: int, encoding: str | None) -> str:
-    html = decode_page(path, _read_at_most(path, max_bytes), encoding)
-    try:
-        return page_text(html)
-    # Python's parser has no error of its own: it asserts its assumptions.
-    except (AssertionError, ValueError, RecursionError) as problem:
-        raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
 
 
 def _cell(where: str, value: Any, max_bytes: int) -> Any:

@@ -26,7 +26,14 @@ _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 # Later keys → their defaults, at which manifests lack them, so that finished corpora stay.
 LATER: JsonTable = {
     key: Corpus.model_fields[key].default
-    for key in ("quality", "repair_encoding", "mask_personal_data", "words")
+    for key in (
+        "quality",
+        "repair_encoding",
+        "mask_personal_data",
+        "words",
+        "near_copies",
+        "near_copies_keep",
+    )
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
@@ -157,6 +164,7 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         },
         # Manifests without this key stay current.
         **({"encodings": encodings} if any(encodings := [one.encoding for one in corpus.sources]) else {}),
+        **({"least_scores": scores} if (scores := _least_scores(corpus)) else {}),
         "documents": [source.documents for source in corpus.sources],
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
@@ -171,6 +179,11 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         "document_language_threshold": document,
         **(_file_of_identifier(identifier) if identifier not in IDENTIFIERS else {}),
     }
+
+
+def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
+    least = {one.name: [one.min_language_score, one.min_document_score] for one in corpus.sources}
+    return {name: scores for name, scores in least.items() if scores != [None, None]}
 
 
 def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:
@@ -198,6 +211,11 @@ class SplitDocument:
     @property
     def num_bytes(self) -> int:
         return sum(self.line_bytes)
+
+    @property
+    def num_spaced_words(self) -> int:
+        """The words if spaces separate them, without the cost of `words`."""
+        return sum(map(spaced_words, self.lines))
 
     def set_lines(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
@@ -229,6 +247,19 @@ class SplitDocument:
     def join(self) -> str:
         return "\n".join(self.lines)
 
+    def opening(self) -> str:
+        """Return the first SHOWN_CHARACTERS characters or more of the text, or all of it."""
+        text = ""
+        for line in self.lines:
+            text += f"{line}\n"
+            if len(text) > SHOWN_CHARACTERS:
+                break
+        return text.rstrip("\n")
+
+
+def spaced_words(line: str) -> int:
+    return line.count(" ") + 1
+
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text. U+0085, the ellipsis of windows-1252 taken for Latin-1, ends none."""
@@ -248,8 +279,14 @@ def split_verbatim(text: str, id: str, source: str, place: tuple[int, int], meta
     return document
 
 
+# Of each step the pages show this many texts that it kept, and as many that it dropped: those whose openings
+# have the smallest hashes, which are the same for any number of workers.
+KEPT_EXAMPLE, DROPPED_EXAMPLE = "kept_example", "dropped_example"
+MOST_SHOWN, SHOWN_CHARACTERS = 10, 600
+
 Counts = dict[str, Counter[tuple[str, str]]]  # source → (what was counted, for which reason) → number
-Example = tuple[str, str, tuple[int, int], str]  # (source, kind, place of its document, text)
+# (source, kind, place of its document or hash of its text, text)
+Example = tuple[str, str, tuple[int, int], str]
 
 
 @dataclass
@@ -290,6 +327,7 @@ class CorpusStep(ABC):
     examples: list[Example] = field(default_factory=list, init=False)
     only: frozenset[str] | None = field(default=None, init=False)
     source: str = field(default="", init=False)
+    _largest_hash: dict[str, int] = field(default_factory=dict, init=False)
 
     def for_sources(self, names: Iterable[str], detail: str = "") -> Self:
         """Let documents of all other sources pass unchanged. Return this step."""
@@ -309,12 +347,30 @@ class CorpusStep(ABC):
         if self.counts[self.source][kind, ""] <= most:
             self.examples.append((self.source, kind, place, text))
 
+    def show(self, reason: str | None, text: str) -> None:
+        """Keep a text as an example of what the step drops (for a reason) or keeps, if its hash is small."""
+        kind = KEPT_EXAMPLE if reason is None else DROPPED_EXAMPLE
+        shown = text[:SHOWN_CHARACTERS]
+        digest = xxhash.xxh3_64_intdigest(shown.encode()) >> 1
+        if digest >= self._largest_hash.get(kind, 1 << 63):
+            return
+        own = sorted(one for one in self.examples if one[1] == kind)
+        if any(one[2][0] == digest for one in own):
+            return
+        self.examples.append((self.source, kind, (digest, 0), f"{reason or ''}\0{shown}"))
+        if len(own) + 1 >= MOST_SHOWN:
+            own = sorted((one for one in self.examples if one[1] == kind), key=lambda one: one[2])
+            for passed_over in own[MOST_SHOWN:]:
+                self.examples.remove(passed_over)
+            self._largest_hash[kind] = own[MOST_SHOWN - 1][2][0]
+
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
         for document in documents:
             self.source = document.source
             if self.only is not None and self.source not in self.only or self.work(document):
                 self.count("documents_left")
                 self.count("bytes_left", amount=document.num_bytes)
+                self.count("spaced_words_left", amount=document.num_spaced_words)
                 yield document
 
 
@@ -327,13 +383,20 @@ class LineFilter(CorpusStep):
 
     def work(self, document: SplitDocument) -> bool:
         verdicts = self.judge(document)
+        first_kept = next(
+            (line for line, of in zip(document.lines, verdicts, strict=True) if of is None), None
+        )
+        if first_kept is not None:
+            self.show(None, first_kept)
         if not any(verdicts):
             return bool(document.lines)
         lost: Counter[str] = Counter()
-        for reason, size in zip(verdicts, document.line_bytes, strict=True):
+        for reason, size, line in zip(verdicts, document.line_bytes, document.lines, strict=True):
             if reason is not None:
                 lost[reason] += size
                 self.count("lines", reason)
+                self.count("spaced_words", reason, spaced_words(line))
+                self.show(reason, line)
         for reason, size in lost.items():
             self.count("bytes", reason, size)
         document.keep([reason is None for reason in verdicts])
@@ -353,4 +416,6 @@ class DocumentFilter(CorpusStep):
             self.count("documents", reason)
             self.count("lines", reason, len(document.lines))
             self.count("bytes", reason, document.num_bytes)
+            self.count("spaced_words", reason, document.num_spaced_words)
+        self.show(reason, document.opening())
         return reason is None

@@ -33,7 +33,7 @@ from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.stage_json import counts_of, read_counts
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.token_shards import TokenShardWriter, join_files, join_token_shards
-from kielo.corpus.worker_processes import results_in_order
+from kielo.corpus.process_pool import results_in_order
 from kielo.dataset.document_packer import (
     HELDOUT_SETS,
     SOURCES,

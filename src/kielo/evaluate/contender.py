@@ -30,6 +30,8 @@ from kielo.dataset.document_packer import begins_with_cls, packed_begin_of_docum
 from kielo.models.parameter_shapes import parameters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.memory_row import MOST_LOGITS_PER_FORWARD as MOST_LOGITS_PER_FORWARD
+from kielo.resolve.memory_row import MOST_TOKENS_PER_FORWARD as MOST_TOKENS_PER_FORWARD
 from kielo.resolve.resolved import Resolved
 from kielo.tokenizer.chat_template import has_chat_template
 from kielo.tokenizer.load import (
@@ -49,8 +51,6 @@ from kielo.train.watch.resources import host_memory
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 # (tokens_bs, documents_bs or None, labels_bs) → the nats of each label [b, s], in fp32.
 Losses = Callable[[Tensor, Tensor | None, Tensor], Tensor]
-MOST_TOKENS_PER_FORWARD = 8192
-MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
 
 
 @dataclass(frozen=True)

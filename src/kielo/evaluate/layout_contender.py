@@ -7,6 +7,7 @@ turns with the rows.
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from kielo.checkpoint.agreement import Agreement
@@ -25,26 +26,40 @@ from kielo.train.laid_out_model import LaidOutModel
 
 
 def load_checkpoint_on_ranks(
-    checkpoint: Path, resolved: Resolved, tokenizer_folder: Path, world: World, precision: Precision
+    checkpoint: Path,
+    resolved: Resolved,
+    tokenizer_folder: Path,
+    world: World,
+    precision: Precision,
+    laid: LaidOutModel | None = None,
 ) -> Contender:
-    """Load a checkpoint in the placement of `resolved`. Each rank reads only its own shards."""
-    identity = resolved.identity
-    laid = LaidOutModel.of(resolved, world, precision)
+    """Load a checkpoint in the placement of `resolved`. Each rank reads only its own shards.
+
+    laid: the run's model to fill; by default a new model is built.
+    """
+    laid = LaidOutModel.of(resolved, world, precision) if laid is None else laid
     agreement = Agreement()
     Verification(agreement).require(checkpoint)
     parameters: dict[str, Tensor] = {f"model/{name}": one for name, one in laid.model.named_parameters()}
     fill(checkpoint, parameters, agreement)
-    tokenizer = load_tokenizer(tokenizer_folder)
+    return contender_of_run(str(checkpoint), laid, resolved, tokenizer_folder, world.device)
+
+
+def contender_of_run(
+    name: str, laid: LaidOutModel, resolved: Resolved, tokenizer_folder: Path, device: torch.device
+) -> Contender:
+    """Return the contender of a run's model, which has values."""
+    identity, tokenizer = resolved.identity, load_tokenizer(tokenizer_folder)
     end_id = end_of_text_id(tokenizer)
     return Contender(
-        name=str(checkpoint),
+        name=name,
         logits=laid.logits,
         tokenizer=tokenizer,
         start_id=end_id,
         end_of_text_id=end_id,
         sequence_length=identity.longest_sequence_length,
         mask_documents=identity.dataset.mask_documents,
-        device=world.device,
+        device=device,
         first_ids=packed_begin_of_documents(Path(tokenizer_folder).parent / "tokens", Path(tokenizer_folder)),
         losses=laid.losses,
         data_ranks=data_ranks(laid.mesh),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.documents import messages_of
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_json, write_stage
@@ -32,6 +33,7 @@ from kielo.evaluate.encoder import fill_heldout, fill_prompts, open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
 from kielo.evaluate.fluency import score_sentences
 from kielo.evaluate.generate import default_prompts, generate
+from kielo.evaluate.log_tasks import log_tasks
 from kielo.evaluate.masked_tokens import score_masked_tokens
 from kielo.evaluate.pair_files import read_pairs
 from kielo.evaluate.part_of_speech import score_part_of_speech
@@ -64,6 +66,8 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
                 "bits_per_byte": in_turn.bits_per_byte.content(),
                 "heldout_bytes": in_turn.heldout_bytes,
             }
+    if in_turn is not None:
+        log_tasks(wanted.recipe, wanted.run_folder, read_state(wanted.checkpoint).step or 0, in_turn)
     scores = masked or in_turn
     assert scores is not None
     return scores

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import Stage, write_stage
 from kielo.artifact.scores import Scores
@@ -14,6 +15,7 @@ from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.contender import MOST_TOKENS_PER_FORWARD
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores, wanted_scores
 from kielo.evaluate.layout_contender import load_checkpoint_on_ranks, load_hugging_face_on_ranks
+from kielo.evaluate.log_tasks import log_tasks
 from kielo.evaluate.score import place_of_checkpoint, place_of_folder, refuse_tasks, score, with_tasks
 from kielo.models.families import read_hf_config
 from kielo.ranks.world import World, world_of_job
@@ -42,10 +44,10 @@ def make_scores_on_ranks(
     `checkpoint` finds it, on rank 0. Current scores are read. Scores in bf16 have another section than scores
     in fp32, so that each replaces the other.
     """
-    _refuse_encoder(recipe)
-    refuse_tasks(recipe)
-    with _world(placed) as world, ExitStack() as until_the_end:
+    refuse_encoder(recipe)
+    with world_of(placed) as world, ExitStack() as until_the_end:
         ranks = Agreement()
+        ranks.on_first(lambda: refuse_tasks(recipe))
         ranks.on_first(lambda: until_the_end.enter_context(held(run_folder)))
         wanted = ranks.on_first(lambda: _wanted(recipe, run_folder, checkpoint(), precision))
         current = ranks.on_first(wanted.current)
@@ -63,11 +65,12 @@ def make_scores_on_ranks(
         scores = score(contender, wanted.checkpoint.name, recipe, run_folder, folder=folder)
         place = place_of_checkpoint(wanted).in_precision(precision)
         scores = with_tasks(scores, contender, recipe, place)
+        ranks.on_first(lambda: write_json(made[0].folder, scores))
         if world.rank:
             return None
-        write_json(made[0].folder, scores)
         bits = scores.bits_per_byte.content()
         made[0].counts |= {"bits_per_byte": bits, "heldout_bytes": scores.heldout_bytes}
+        log_tasks(recipe, run_folder, read_state(wanted.checkpoint).step or 0, scores)
         return scores
 
 
@@ -78,10 +81,10 @@ def evaluate_hugging_face_on_ranks(
 
     Write nothing but the results of tasks, beside the run's own.
     """
-    refuse_tasks(recipe)
-    with _world(placed) as world:
+    with world_of(placed) as world:
         ranks = Agreement()
-        resolved = ranks.on_first(lambda: _of_folder(recipe, placed, run_folder, folder))
+        ranks.on_first(lambda: refuse_tasks(recipe))
+        resolved = ranks.on_first(lambda: placed_for_folder(recipe, placed, run_folder, folder))
         refuse_too_large(resolved, precision)
         contender = load_hugging_face_on_ranks(folder, resolved, world, precision)
         scores = score(contender, str(folder), recipe, run_folder)
@@ -90,7 +93,7 @@ def evaluate_hugging_face_on_ranks(
         return scores if world.rank == 0 else None
 
 
-def _refuse_encoder(recipe: Recipe) -> None:
+def refuse_encoder(recipe: Recipe) -> None:
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
             'train.objective = "masked_tokens": an encoder is scored by one process. '
@@ -133,7 +136,7 @@ def bytes_of_scoring(resolved: Resolved, layout: Layout, precision: Precision) -
     return int(scoring_bytes(MemoryColumns.of([row]))[0])
 
 
-def _world(placed: Resolved) -> AbstractContextManager[World]:
+def world_of(placed: Resolved) -> AbstractContextManager[World]:
     train, device = placed.placement.train, placed.placement.device
     return world_of_job(filled(train.start_timeout_seconds), device, train.step_timeout_seconds)
 
@@ -145,9 +148,9 @@ def _wanted(recipe: Recipe, run_folder: Path, checkpoint: Path, precision: Preci
     return replace(wanted, section=wanted.section | {"precision": precision})
 
 
-def _of_folder(recipe: Recipe, placed: Resolved, run_folder: Path, folder: Path) -> Resolved:
+def placed_for_folder(recipe: Recipe, placed: Resolved, run_folder: Path, folder: Path) -> Resolved:
     """Return the recipe's placement with the model of a Hugging Face folder."""
-    _refuse_encoder(recipe)
+    refuse_encoder(recipe)
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
     rows = {"vocab_multiple": placed.identity.model.vocab_multiple}  # which tensor ranks divide

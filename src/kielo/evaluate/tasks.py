@@ -2,7 +2,7 @@
 
 Each task is a stage folder of its own with its questions (`artifact/task_result.py`), so its score stays, and
 a later call asks the other tasks. A task that cannot be scored is named with its reason, and the others are
-scored. Every rank makes the same calls, and rank 0 alone writes.
+scored. On several ranks rank 0 alone loads, asks and writes (`asked_by_first.py`).
 """
 
 import json
@@ -13,17 +13,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Hashes, hash_json, is_current, write_stage
 from kielo.artifact.scores import TaskScore
 from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.artifact.task_result import QUESTIONS_NAME, TaskResult
-from kielo.checkpoint.agreement import Agreement
+from kielo.evaluate.asked_by_first import asked_by_first
 from kielo.evaluate.contender import Contender
 from kielo.evaluate.tasks_data import harness_surroundings, quiet_bars
-from kielo.evaluate.tasks_harness import Harness, Loaded, NotScored
+from kielo.evaluate.tasks_harness import Harness, NotScored
 from kielo.evaluate.tasks_wanted import WantedTask
 from kielo.recipe.errors import KieloError, print_text
 from kielo.recipe.sections import Evaluate, Precision
@@ -52,31 +50,58 @@ class Place:
 def score_tasks(
     contender: Contender, settings: Evaluate, place: Place
 ) -> tuple[list[TaskScore], dict[str, str]]:
-    """Score the tasks of the settings. Return the scores, and each task without a score with its reason."""
-    scores: dict[tuple[str, str, int], TaskScore] = {}
-    unscored: dict[str, str] = {}
-    with harness_surroundings():
-        harness = Harness(settings)
-        scoring = _Scoring(contender, settings, place, harness)
-        for wanted in harness.wanted:
+    """Score the tasks of the settings. Return the scores, and each task without a score with its reason.
+
+    All ranks of the contender call it together.
+    """
+
+    def work(contender: Contender) -> tuple[list[TaskScore], dict[str, str]]:
+        scores: dict[tuple[str, str, int], TaskScore] = {}
+        unscored: dict[str, str] = {}
+        with harness_surroundings():
+            harness = Harness(settings)
+            scoring = _Scoring(contender, settings, place, harness)
+            for wanted in harness.wanted:
+                try:
+                    found = list(scoring.scores_of(wanted))
+                except NotScored as problem:
+                    unscored[wanted.name] = str(problem)
+                    continue
+                scores |= {(one.task, one.metric, one.shots): one for one in found}
+        return list(scores.values()), unscored
+
+    return asked_by_first(contender, work)
+
+
+def score_task(contender: Contender, settings: Evaluate, name: str) -> tuple[list[TaskScore], str]:
+    """Score a task, or each task of a group, and keep no results. Return the scores, or why there are none.
+
+    All ranks of the contender call it together.
+    """
+
+    def work(contender: Contender) -> tuple[list[TaskScore], str]:
+        with harness_surroundings():
+            harness = Harness(settings)
+            (wanted,) = (one for one in harness.wanted if one.name == name)
             try:
-                found = list(scoring.scores_of(wanted))
+                return list(_Scoring(contender, settings, None, harness).scores_of(wanted)), ""
             except NotScored as problem:
-                unscored[wanted.name] = str(problem)
-                continue
-            scores |= {(one.task, one.metric, one.shots): one for one in found}
-    return list(scores.values()), unscored
+                return [], str(problem)
+
+    return asked_by_first(contender, work)
 
 
 class _Scoring:
-    def __init__(self, contender: Contender, settings: Evaluate, place: Place, harness: Harness) -> None:
+    def __init__(
+        self, contender: Contender, settings: Evaluate, place: Place | None, harness: Harness
+    ) -> None:
         self._contender, self._settings, self._place, self._harness = contender, settings, place, harness
         # By name and settings, because a group can change the settings of its tasks.
         self._results: dict[tuple[str, str], TaskResult] = {}
 
     def scores_of(self, wanted: WantedTask) -> Iterator[TaskScore]:
         """Yield the scores of a task, or of the tasks of a group and then the group's own."""
-        loaded = self._load(wanted)
+        loaded = self._harness.load(wanted)
         if loaded.own is not None:
             wanted = replace(wanted, language=loaded.own.language, measures=loaded.own.measures)
         mine: dict[str, TaskResult] = {}
@@ -90,20 +115,10 @@ class _Scoring:
             if group.has_aggregation:
                 yield from _scores(_of_group(name, group, mine), wanted)
 
-    def _load(self, wanted: WantedTask) -> Loaded:
-        """Load a task. Raise NotScored on every rank if a rank cannot, with the first reason."""
-        loaded = reason = None
-        try:
-            loaded = self._harness.load(wanted)
-        except NotScored as problem:
-            reason = str(problem)
-        first = next(filter(None, Agreement().gather(reason)), None)
-        if first is not None or loaded is None:
-            raise NotScored(first)
-        return loaded
-
     def _result(self, name: str, task: Any) -> TaskResult:
         """Return the task's result, from its folder if it has been scored."""
+        if self._place is None:
+            return self._ask(name, task)[0]
         settings = self._settings
         section = {
             "task": name, "harness": self._harness.version, "shots": settings.shots,
@@ -114,26 +129,27 @@ class _Scoring:
         identity = hash_json([inputs, section])[:8]
         folder = self._place.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{identity}"
 
-        def of_folder() -> TaskResult | None:
-            is_done = is_current(folder, KIND, VERSION, inputs, section)
-            return read_stage_json(folder, TaskResult) if is_done else None
+        if is_current(folder, KIND, VERSION, inputs, section):
+            found = read_stage_json(folder, TaskResult)
+            if found is not None:
+                return found
+        result, samples = self._ask(name, task)
+        cut = f"; {result.shortened:,} prompts lose their beginning" if result.shortened else ""
+        print_text(f"task {name}: {result.questions:,} questions, {result.shots} shots{cut}")
+        with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+            write_json(stage.folder, result)
+            lines = (json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in samples)
+            (stage.folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
+        return result
 
-        # A rank that reads the folder late could find it finished.
-        if (found := Agreement().on_first(of_folder)) is not None:
-            return found
+    def _ask(self, name: str, task: Any) -> tuple[TaskResult, list[JsonTable]]:
         try:
-            result, samples = _asked(self._contender, name, task, settings)
+            return _asked(self._contender, name, task, self._settings)
         except Exception as error:
             if isinstance(error, _NOT_OF_TASKS) and not isinstance(error, _OF_TASKS):
                 raise
             reason = error if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
             raise NotScored(str(reason)) from error
-        if _is_first_rank():
-            with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-                write_json(stage.folder, result)
-                lines = (json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in samples)
-                (stage.folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
-        return result
 
 
 def _hash_of_settings(task: Any) -> str:
@@ -162,7 +178,7 @@ def _asked(
     task.set_fewshot_seed(seed=settings.task_seed)
     model = make_model(contender, settings.task_chat)
     chat = {"apply_chat_template": settings.task_chat, "fewshot_as_multiturn": settings.task_chat}
-    with quiet_bars(is_hidden=not _is_first_rank()):
+    with quiet_bars():
         found = evaluate(model, {"tasks": {name: task}, "groups": {}}, limit=settings.task_limit, **chat)
     metrics = {
         key: value.item() if hasattr(value, "item") else value
@@ -179,8 +195,6 @@ def _asked(
         chance=_chance(task, samples),
         shortened=model.shortened,
     )
-    cut = f"; {model.shortened:,} prompts lose their beginning" if model.shortened else ""
-    _say(f"task {name}: {result.questions:,} questions, {result.shots} shots{cut}")
     return result, samples
 
 
@@ -228,12 +242,3 @@ def _scores(result: TaskResult, wanted: WantedTask) -> Iterator[TaskScore]:
             measures=wanted.measures,
             version=result.version,
         )
-
-
-def _is_first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-
-
-def _say(line: str) -> None:
-    if _is_first_rank():
-        print_text(line)

@@ -89,14 +89,14 @@ def _set_variable(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_bars(is_hidden: bool = False) -> Iterator[None]:
-    """Hide the bars of the harness if stderr is no terminal, or if the caller says so.
+def quiet_bars() -> Iterator[None]:
+    """Hide the bars of the harness if stderr is no terminal.
 
     What the harness and task files print to stdout is always hidden.
     """
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(StringIO()))
-        if is_hidden or not sys.stderr.isatty():
+        if not sys.stderr.isatty():
             stack.enter_context(redirect_stderr(StringIO()))
         yield
 

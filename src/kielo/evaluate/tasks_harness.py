@@ -23,6 +23,7 @@ from kielo.evaluate.tasks_data import (
 )
 from kielo.evaluate.tasks_own import OwnTask, harness_task, own_tasks_of
 from kielo.evaluate.tasks_wanted import WantedTask, hash_task_folder, task_folder, wanted_tasks
+from kielo.recipe.cards import PROBES
 from kielo.recipe.sections import Evaluate
 
 _TASK_LINE = re.compile(rb"""^["']?task["']?:[ ]*["']?([^"'\s\[{]+)["']?[ ]*(?:#.*)?$""", re.MULTILINE)
@@ -50,7 +51,8 @@ class Harness:
         refuse_without_harness()
         self._is_online = is_online
         self._folders = {task_folder(given): hash_task_folder(given) for given in settings.task_folders}
-        self._own = own_tasks_of(self._folders)
+        # A person's own task comes before a shipped task of the same name.
+        self._own = own_tasks_of([PROBES]) | own_tasks_of(self._folders)
         self.wanted = wanted_tasks(settings.tasks)
         self.version = harness_version()
 
@@ -84,6 +86,8 @@ class Harness:
         """Return the hash of the folder that has the task's file; "" for a task of the harness."""
         if (path := self._own.get(name) or self._files.get(name)) is None:
             return hash_json([*self._folders.values()])  # a group has it, which any folder can have changed
+        if PROBES in path.parents:
+            return hash_task_folder(str(PROBES))
         return next((found for folder, found in self._folders.items() if folder in path.parents), "")
 
     @cached_property

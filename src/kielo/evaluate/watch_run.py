@@ -20,7 +20,7 @@ from kielo.artifact.lease import Lease
 from kielo.artifact.megatron_folder import FORM
 from kielo.artifact.score_history import WATCH_FOLDER, ScoredCheckpoint, history_path, read_history
 from kielo.artifact.weights_folder import weights_here
-from kielo.corpus.worker_processes import Work, WorkerEnded, start_worker
+from kielo.corpus.process_pool import Work, WorkerEnded, WorkerPool
 from kielo.evaluate.history_subject import Subject, inputs_of
 from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
@@ -33,18 +33,14 @@ def score_in_process(
     make: Callable[[Recipe, Path], Work], recipe: Recipe, run_folder: Path, subject: Subject
 ) -> ScoredCheckpoint:
     """Score by `make`'s function in a new process, which ends with its memory. KieloError, also if killed."""
-    worker = start_worker(f"the scoring of {subject.name}", partial(make, recipe, run_folder), {})
-    try:
-        worker.send(subject)
-        return worker.receive()
-    except WorkerEnded:
-        code = worker.process.exitcode
-        raise KieloError(
-            f"its process ended without scores (exit code {code}); -9 is mostly the kernel, because memory "
-            "ran out. Fix: a machine with more memory"
-        ) from None
-    finally:
-        worker.end()
+    with WorkerPool(partial(make, recipe, run_folder), 1, f"the scoring of {subject.name}", {}) as pool:
+        try:
+            return pool.call(subject)
+        except WorkerEnded as problem:
+            raise KieloError(
+                f"its process ended without scores (exit code {problem.exit_code}); -9 is mostly the kernel, "
+                "because memory ran out. Fix: a machine with more memory"
+            ) from None
 
 
 @dataclass
@@ -57,6 +53,7 @@ class Watch:
     tell: Callable[[str], None]
     score: Score
     look_seconds: float = LOOK_SECONDS
+    wait: Callable[[float], None] = field(default_factory=lambda: time.sleep)
     scored: int = 0
     without_task: int = 0  # of those, checkpoints with a task that has no score
     _said: set[str] = field(default_factory=set)
@@ -68,7 +65,7 @@ class Watch:
         """Score new checkpoints until the run has finished, or once those that exist."""
         while not is_once and not step_folders(self._checkpoints):
             self._tell_once(f"{self.run_folder}: no checkpoint yet; waiting for the first")
-            time.sleep(self.look_seconds)
+            self.wait(self.look_seconds)
         if not step_folders(self._checkpoints):
             return self.tell(f"{self.run_folder}: no checkpoint yet, so nothing was scored")
         with Lease.take(self.run_folder / WATCH_FOLDER).beating() as lease:
@@ -84,7 +81,7 @@ class Watch:
                     self._tell_once(
                         f"training stopped at step {end.step} ({end.outcome}); waiting for its next attempt"
                     )
-                time.sleep(self.look_seconds)
+                self.wait(self.look_seconds)
         ended = "the run has finished" if has_finished else "looked once"
         self.tell(f"{ended}: {self.scored} scored now, in {history_path(self.run_folder)}")
 

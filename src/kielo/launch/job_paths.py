@@ -84,7 +84,8 @@ def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
             yield JobPath(str(link), WRITES, "the run")
     yield from _of_recipe(plan, packs)
     if (prefetched := prefetched_folder()) is not None:
-        yield JobPath(str(prefetched), READS, "kielo prefetch")
+        # The library `datasets` writes locks beside the data of tasks.
+        yield JobPath(str(prefetched), WRITES if plan.asks_tasks else READS, "kielo prefetch")
     if plan.site_folder is not None:
         yield JobPath(str(plan.site_folder), WRITES, "kielo site")
     yield from _of_environment(plan)
@@ -106,6 +107,10 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
         named += [(folder, f"corpus.sources, {source.name}") for folder in _token_folders(source)]
     if packs:
         named += [(Path(text.path), f"evaluate.texts, {text.name}") for text in recipe.evaluate.texts]
+    if plan.work != "train":
+        named += [(Path(path), f"evaluate.{key}") for key, path in recipe.evaluate.own_files.items()]
+    if plan.asks_tasks:
+        named += [(Path(path), "evaluate.task_folders") for path in recipe.evaluate.task_folders]
     for key, name in (("cluster", recipe.cluster), ("language", recipe.language)):
         if is_own_card(name):
             named.append((Path(name), key))

@@ -9,12 +9,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from kielo.artifact.launch_files import Forecast, MadeSite
+from kielo.artifact.launch_files import Forecast, MadeSite, Work
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.prefetched import VARIABLE
 from kielo.launch.bash import start_of
 from kielo.launch.forecast import forecast_of, planned_run
-from kielo.launch.prefetch import missing
+from kielo.launch.prefetch import missing, missing_tasks
 from kielo.launch.site import SITES_FOLDER, jobs_of, made_site
 from kielo.plan.cost import START_SECONDS, with_layout
 from kielo.plan.planned_layout import PlannedLayout
@@ -73,6 +73,22 @@ class JobPlan:
     made: MadeSite | None = None  # image and environment by the script of `kielo site`
     measured_steps: int = 0  # of a ladder's rung, which saves nothing; 0: the jobs train
     bound: tuple[Path, ...] = ()  # folders that the container needs beside every job's
+    work: Work = "train"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the name of the launch's folder, before its number."""
+        return "" if self.work == "train" else f"{self.work}_"
+
+    @property
+    def job_name(self) -> str:
+        return self.recipe.name + ("" if self.work == "train" else f"_{self.work}")
+
+    @property
+    def asks_tasks(self) -> bool:
+        """True if the jobs ask the model the tasks of the recipe."""
+        evaluate = self.recipe.evaluate
+        return bool(evaluate.tasks) and (self.work != "train" or evaluate.every_steps > 0)
 
     @property
     def devices(self) -> int:
@@ -130,6 +146,8 @@ def check_request(
 def network_needed(plan: JobPlan) -> str:
     """Return a sentence on missing downloads that the nodes cannot reach, or "" if there are none."""
     lacking = [] if plan.site.internet_on_compute_nodes else missing(plan.recipe)
+    if not plan.site.internet_on_compute_nodes and plan.asks_tasks:
+        lacking += missing_tasks(plan.recipe)
     if not lacking:
         return ""
     return (

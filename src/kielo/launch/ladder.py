@@ -187,7 +187,9 @@ def rung_recipe(plan: JobPlan, planned: PlannedLayout | None, folder: Path) -> R
     if recipe.train.precision_changes:
         precision = planned.run.precision if planned else recipe.train.precision
         train |= {"precision": precision, "precision_changes": ()}
-    return recipe.model_copy(update={"folder": str(folder), "train": recipe.train.model_copy(update=train)})
+    changed = {"train": train, "evaluate": {"every_steps": 0}}
+    sections = {name: getattr(recipe, name).model_copy(update=one) for name, one in changed.items()}
+    return recipe.model_copy(update={"folder": str(folder), **sections})
 
 
 def main_phase(identity: Identity) -> PlannedPhase:

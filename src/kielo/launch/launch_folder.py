@@ -43,7 +43,7 @@ _COMMAND_LIMIT_SECONDS = 60
 
 def write_launch(plan: JobPlan) -> Path:
     """Write the folder, whole or not at all, under the next free number. Return its path."""
-    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER) as (folder, aside):
+    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, plan.prefix) as (folder, aside):
         _write(aside, job_script(plan, folder), submit_script(plan, folder))
         _write_for_tasks(aside, plan, "rank.sh")
         write_json(aside, launch_of(plan))
@@ -110,7 +110,8 @@ def launch_of(plan: JobPlan) -> Launch:
         **{key: getattr(plan, key) for key in same},
         cluster=card_file(plan),
         scheduler=site.scheduler,
-        job_name=plan.recipe.name,
+        job_name=plan.job_name,
+        work=plan.work,
         spares=plan.wishes.spares,
         partition=plan.partition.label,
         jobs=plan.chain_length,

@@ -1,8 +1,8 @@
 """`kielo prefetch`: what a recipe downloads → a folder that is carried to a machine without a network.
 
-Text, weights and tokenizers of the Hugging Face hub, data of evaluation tasks, and wheels. Each part is whole
-or missing, resumes, and is checked: text by its manifest, the hub's files by the hub's own hash, wheels by
-pip. `artifact/prefetched.py` says how a run finds them.
+Text of packages and addresses, weights and tokenizers of the Hugging Face hub, data of evaluation tasks, and
+wheels. Each part is whole or missing, resumes, and is checked: text by its manifest, the hub's files by the
+hub's own hash, wheels by pip. `artifact/prefetched.py` says how a run finds them.
 """
 
 import hashlib
@@ -35,6 +35,7 @@ from kielo.artifact.weights_folder import (
 )
 from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
 from kielo.evaluate.tasks_harness import fetch_data
+from kielo.evaluate.tasks_wanted import wanted_tasks
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import cluster, is_own_card
 from kielo.recipe.errors import KieloError
@@ -98,9 +99,23 @@ def missing(recipe: Recipe) -> list[str]:
     return found
 
 
+def missing_tasks(recipe: Recipe) -> list[str]:
+    """Return the tasks whose data `kielo prefetch` has not brought to this machine.
+
+    Without its folder there are none, because the user's own cache can have their data.
+    """
+    folder = prefetched_folder()
+    found = read_json(folder, Prefetched) if folder is not None else None
+    if found is None:
+        return []
+    names = {one.name for one in found.brought if one.kind == "task"}
+    wanted = (one.name for one in wanted_tasks(recipe.evaluate.tasks))
+    return [f"the data of the task {name}" for name in wanted if name not in names]
+
+
 def own_files(recipe: Recipe) -> list[str]:
     """Return paths that the recipe names: files of a person, which are not brought."""
-    paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
+    paths = [path for source in recipe.corpus.sources if (path := source.local_path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
     paths += recipe.evaluate.own_files.values()
     paths += recipe.evaluate.task_folders
@@ -222,6 +237,10 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
             extras += ",evaluate"
         if recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data:
             extras += ",quality"
+        if any(".warc" in (source.path or "") for source in recipe.corpus.sources):
+            extras += ",warc"
+        if recipe.checkpoint.copy_to:
+            extras += ",remote"
         if recipe.corpus.words == "icu":
             extras += ",segmentation"
         packages = ["heliport"] if recipe.corpus.language_identifier == "heliport" else []

@@ -69,7 +69,7 @@ def _of_slurm(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
     tasks = 1 if packs else plan.site.devices_per_node
     cores = plan.site.cpu_cores_per_node if packs else plan.cores_per_device
     asked = {
-        "job-name": plan.recipe.name + "_pack" * packs,
+        "job-name": plan.job_name + "_pack" * packs,
         "partition": queue.name,
         "qos": queue.qos,
         "constraint": queue.constraint,
@@ -84,7 +84,7 @@ def _of_slurm(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
 
 
 def _of_pbs(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
-    name, account = f"-N {plan.recipe.name}{'_pack' * packs}", plan.wishes.account
+    name, account = f"-N {plan.job_name}{'_pack' * packs}", plan.wishes.account
     place = [name, f"-q {plan.partition.name}", f"-P {account}" * bool(account)]
     size = [f"-l select={plan.nodes + plan.wishes.spares}", f"-l walltime={clock(plan.wall_seconds)}"]
     return [*place, *size, *plan.jobs_of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}"]
@@ -94,7 +94,7 @@ def _of_grid_engine(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
     nodes, seconds = plan.nodes + plan.wishes.spares, clock(plan.wall_seconds)
     size = [f"-l {plan.partition.name}={nodes}", f"-l h_rt={seconds}"]
     same = ["-r y", "-j y", "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}"]
-    return [f"-N {plan.recipe.name}{'_pack' * packs}", *size, *plan.jobs_of_site.options, *same]
+    return [f"-N {plan.job_name}{'_pack' * packs}", *size, *plan.jobs_of_site.options, *same]
 
 
 def _path(path: str) -> str:

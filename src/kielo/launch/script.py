@@ -87,7 +87,7 @@ def environment_script(plan: JobPlan) -> str:
     of_site = plan.jobs_of_site
     lines = [
         comment(f"Environment of every rank on {plan.site.name}; rank.sh reads it."),
-        "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
+        "# shellcheck shell=bash disable=SC2034,SC2154 # variables of rank.sh",
         *exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
         *exports({"PYTHONSAFEPATH": "1"}),  # the working folder is no place of modules
         *exports({} if _is_own_python(plan) else _NO_PACKAGES_OF_HOME),
@@ -109,10 +109,14 @@ def environment_script(plan: JobPlan) -> str:
         lines.append(f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"')
     python = [sys.executable] if _is_own_python(plan) else ["python"]
     lines += [assign("VENV", plan.venv), array("PYTHON", python)]
-    programs = {"KIELO": "kielo", "TORCHRUN": "torch.distributed.run", "DECIDE": "kielo.launch.decide"}
+    decide = "decide" if plan.work == "train" else "decide_evaluation"
+    programs = {"KIELO": "kielo", "TORCHRUN": "torch.distributed.run", "DECIDE": f"kielo.launch.{decide}"}
     lines += [array(name, [*python, "-m", module]) for name, module in programs.items()]
-    measured = ["--measure", str(plan.measured_steps)] if plan.measured_steps else []
-    return "\n".join([*lines, array("TRAIN_FLAGS", measured)]) + "\n"
+    verb = "train" if plan.work == "train" else "evaluate"
+    flags = f" --measure {plan.measured_steps}" if plan.measured_steps else ""
+    flags += " --watch" if plan.work == "watch" else ""
+    lines.append(f'COMMAND=({verb} "$FOLDER/recipe.toml"{flags}) # of kielo, on each rank')
+    return "\n".join(lines) + "\n"
 
 
 def _setup(plan: JobPlan) -> list[str]:
@@ -158,6 +162,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         _working_folder(),
         assign("RUN", str(run)),
         assign("FOLDER", str(folder)),
+        assign("WORK", plan.work),
         f"NODES={plan.nodes}\nSPARES={plan.wishes.spares}",
         f"DEVICES_PER_NODE={plan.site.devices_per_node}\nCORES_PER_DEVICE={plan.cores_per_device}",
         f"WALL_SECONDS={plan.wall_seconds}",

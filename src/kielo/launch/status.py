@@ -71,8 +71,13 @@ class Status:
 
 
 def status(run_folder: Path) -> Status:
-    """Read the newest launch of the run. Raises KieloError if it was never launched."""
-    folder = newest_launch(run_folder)
+    """Read the newest launch of the run that trains, or the launch whose folder is given.
+
+    Raises KieloError if the run was never launched.
+    """
+    is_launch = (run_folder / Launch.FILE_NAME).is_file()
+    folder = run_folder.absolute() if is_launch else newest_launch(run_folder)
+    run_folder = folder.parents[1]
     launch = read_json(folder, Launch)
     if launch is None:
         raise KieloError(f"{folder}: has no {Launch.FILE_NAME}. Fix: launch the run again")
@@ -105,6 +110,13 @@ def _starts(scheduler: str, jobs: dict[str, str]) -> tuple[dict[str, str], str]:
         return {}, str(error).partition(". Fix: ")[0]
 
 
+def evaluations_of(run_folder: Path) -> list[Path]:
+    """Return the newest launch that scores the newest checkpoint, and the newest watch, if they exist."""
+    above = run_folder / LAUNCH_FOLDER
+    found = (sorted(above.glob(f"{work}_[0-9]*")) for work in ("evaluate", "watch"))
+    return [folders[-1].absolute() for folders in found if folders]
+
+
 def newest_launch(run_folder: Path) -> Path:
     """Return the folder of the run's last launch. Raises KieloError if there is none."""
     found = launches_of(run_folder)
@@ -114,7 +126,7 @@ def newest_launch(run_folder: Path) -> Path:
 
 
 def launches_of(run_folder: Path) -> list[Path]:
-    """Return the numbered launches of the run. Folders of jobs that pack and of ladders have no number."""
+    """Return the numbered launches of the run, which train. Other folders have a word before the number."""
     above = run_folder / LAUNCH_FOLDER
     return sorted(path for path in above.glob("*") if path.name.isdecimal()) if above.is_dir() else []
 

@@ -70,7 +70,7 @@ def read_config(folder: Path) -> tuple[str, dict[str, Any], str]:
 def left_open(folder: Path) -> str:
     """Return, in words, the settings that a checkpoint's arguments lack, and its parts that are not read."""
     found = megatron_folder.read_arguments(folder)
-    said = list(_open(_Settings(found)))
+    said = [*_open(_Settings(found)), _optimiser(folder)]
     return f"{found.path.name} of {folder} is read as a {read_config(folder)[0]}; " + "; ".join(said)
 
 
@@ -89,7 +89,13 @@ def _open(arguments: "_Settings") -> Iterator[str]:
         missing.remove("rotary_base")
     if missing:
         yield f"its arguments lack {', '.join(missing)}, so Megatron's defaults hold"
-    yield "its optimiser is not read: moments, learning rate and data start again from zero"
+
+
+def _optimiser(folder: Path) -> str:
+    if (obstacle := megatron_folder.optimiser_obstacle(folder)) is not None:
+        return f"its optimiser is not read, so moments, learning rate and data begin again: {obstacle}"
+    only = "only with train.optimiser_from_weights = true"
+    return f"its moments are taken {only}, and learning rate and data begin again"
 
 
 class _Settings:
@@ -156,6 +162,8 @@ class _Settings:
     def vocabulary(self) -> int:
         """The tokens without padding, if the arguments say a number that pads to the rows; else the rows."""
         rows = self.number("padded_vocab_size")
+        if self.has(megatron_folder.UNPADDED_VOCABULARY):
+            return min(rows, self.number(megatron_folder.UNPADDED_VOCABULARY))
         said = self.get("vocab_size")
         multiple = self.get("make_vocab_size_divisible_by", default=128)
         multiple *= self.get("tensor_model_parallel_size", "model_parallel_size", default=1)

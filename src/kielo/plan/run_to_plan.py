@@ -133,7 +133,9 @@ class RunToPlan:
 
     def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, float]:
         """Return a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
-        options = TrainOptions.of(self.precision, self.recipe.train, trainable)
+        options = TrainOptions.of(
+            self.precision, self.recipe.train, trainable, self.recipe.evaluate.every_steps > 0
+        )
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, phase: FullPhase) -> int:

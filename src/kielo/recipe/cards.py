@@ -29,6 +29,7 @@ NEW_CARD = _CARDS / "new_cluster.toml"  # a template; @NAME@ stands for its name
 _WITHOUT_SPACES = frozenset(("Han", "Khmer", "Lao", "Myanmar", "Thai", "Tibetan"))
 USUAL_THRESHOLD = 0.5  # of a card without one
 _LANGUAGES = _CARDS / "languages.json"  # made by benchmarks/data/language_cards.py
+PROBES = _CARDS / "probes"  # own tasks that every recipe can name
 
 
 class Measured(Section):

@@ -336,6 +336,8 @@ def _weights(recipe: Recipe) -> Found:
     yield from _learning(recipe)
     yield from _extension(recipe)
     yield from _transplant_vectors(recipe.model)
+    if recipe.train.optimiser_from_weights:
+        yield from _optimiser_from_weights(recipe)
     if weights is None:
         if recipe.follows:
             yield (
@@ -437,6 +439,29 @@ def _transplant_vectors(model: Model) -> Found:
             f"model.transplant_vectors = {model.transplant_vectors!r} is only read with model.transplant = "
             '"focus". Fix: set it, or leave the key out',
         )
+
+
+def _optimiser_from_weights(recipe: Recipe) -> Found:
+    """Refuse moments that no weights can give, or that would not be this run's own."""
+    key, weights = "train.optimiser_from_weights", recipe.model.weights
+    if not (weights or "").startswith("megatron:"):
+        yield (
+            (key, "model.weights"),
+            f"{key} = true with model.weights = {weights!r}: only Megatron's checkpoints have moments. Fix: "
+            f"model.weights = megatron:FOLDER, or {key} = false",
+        )
+    others: dict[str, object] = {
+        "model.transplant": recipe.model.transplant,
+        "train.trainable": list(next((one.trainable for one in full_phases(recipe) if one.trainable), ())),
+        "train.optimiser": None if recipe.train.optimiser == "adamw" else recipe.train.optimiser,
+    }
+    for other, value in others.items():
+        if value:
+            yield (
+                (key, other),
+                f"{key} = true cannot be combined with {other} = {value!r}: its moments are of AdamW, of all "
+                f"parameters and all tokens. Fix: {key} = false",
+            )
 
 
 def _steps(recipe: Recipe) -> Found:

@@ -211,7 +211,8 @@ def run_folder(recipe: Recipe) -> Path:
                 )
             break
     given = {
-        f"corpus.sources, {source.name}": source.path or source.tokens for source in recipe.corpus.sources
+        f"corpus.sources, {source.name}": source.local_path or source.tokens
+        for source in recipe.corpus.sources
     }
     given |= {recipe.tokenizer.ready_key: recipe.tokenizer.ready, "model.weights": recipe.model.weights}
     for key, value in given.items():

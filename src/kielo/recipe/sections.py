@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from kielo.recipe.addresses import address_problem, is_address
 from kielo.recipe.amounts import Amount, is_amount, parse_amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
@@ -110,7 +111,8 @@ class Source(Section):
     """Short name, also of its token files. Default: the file's stem or the package's name."""
     path: str | None = None
     """File, folder or glob: .txt (one document a line), .jsonl, .json, .parquet, .html, …, plain or as .gz,
-    .zst, .xz or .bz2."""
+    .zst, .xz or .bz2. Or an address, such as https://…, s3://… or hf://datasets/…, whose files are fetched
+    into the run folder once."""
     debian_package: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9+.-]+$")
     """Debian package whose HTML pages are the text."""
     huggingface_dataset: str | None = Field(
@@ -136,6 +138,12 @@ class Source(Section):
     clean: bool = True
     """Whether the filters run. false for text that is already clean (HPLT, FineWeb2, CulturaX): only empty
     documents and exact duplicates are dropped, and turns of instructions need not alternate."""
+    min_language_score: float | None = Field(None, ge=0, le=1)
+    """Probability of its language that a document of HPLT or FineWeb2 must have, by their own field. Default:
+    all documents. Only with kind = text."""
+    min_document_score: float | None = Field(None, ge=0, le=10)
+    """Document score of HPLT (0 to 10) that a document must have. Default: all documents. Only with kind =
+    text."""
     encoding: str | None = None
     """Encoding of the files, e.g. "windows-1257". Default: from a byte-order mark or the head of an HTML or
     XML file, else UTF-8. Only with path."""
@@ -165,6 +173,18 @@ class Source(Section):
     max_documents: PositiveInt | None = None
     """Number of documents to read. Default: all."""
 
+    @property
+    def address_of_files(self) -> str | None:
+        return self.path if is_address(self.path) else None
+
+    @property
+    def local_path(self) -> str | None:
+        return None if is_address(self.path) else self.path
+
+    @property
+    def is_downloaded(self) -> bool:
+        return bool(self.debian_package or self.huggingface_dataset or self.address_of_files)
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if problem := next(self._problems(), None):
@@ -173,6 +193,8 @@ class Source(Section):
 
     def _problems(self) -> Iterator[str]:
         """Yield what the keys cannot have together, with the fix."""
+        if self.address_of_files and (problem := address_problem(self.address_of_files)):
+            yield f"path {problem}"
         kind, given = self.kind, self.model_fields_set
         fetched = self.debian_package or self.huggingface_dataset
         if self.language and not KINDS[kind].has_language:
@@ -182,6 +204,8 @@ class Source(Section):
         if self.encoding is not None and not _is_encoding(self.encoding):
             known = "utf-8, utf-16le, windows-1252, windows-1257, iso-8859-15, shift_jis, …"
             yield f"encoding = {self.encoding!r} is not known. Fix: {known}"
+        if kind != "text" and given & {"min_language_score", "min_document_score"}:
+            yield 'min_language_score and min_document_score need kind = "text"'
         if kind != "parallel" and given & {"pair_fields", "templates", "reverse_share"}:
             yield 'pair_fields, templates and reverse_share need kind = "parallel"'
         if kind != "instructions" and "loss" in given:
@@ -199,6 +223,8 @@ class Source(Section):
             yield "Fix: either tokens or raw text (path, debian_package, huggingface_dataset)"
         if not self.path and not fetched and not self.tokens:
             yield "no place of the text. Fix: path, debian_package, huggingface_dataset or tokens"
+        if self.tokens and given & {"min_language_score", "min_document_score"}:
+            yield "tokens have no scores. Fix: leave out min_language_score and min_document_score"
         if self.tokens and (self.max_documents or self.text_field or kind != "text" or not self.clean):
             yield "tokens are read as they are. Fix: leave out max_documents, text_field, kind and clean"
         for key in ("encoding", "documents"):
@@ -250,6 +276,7 @@ def _sources(value: Any) -> Any:
 def _source_name(entry: Mapping[str, Any]) -> str:
     keys = ("path", "debian_package", "huggingface_dataset", "tokens")
     place = str(next((entry[key] for key in keys if entry.get(key)), "text"))
+    place = place.partition("?")[0] if place.startswith("http") else place
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
     last = parts[-1] if parts else "text"
     last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst|bin|idx|npy|ds))+$", "", last)
@@ -323,6 +350,12 @@ class Corpus(Section):
     """Whether the first of equal lines alone is kept. Only with a source of running text that is cleaned."""
     deduplicate_documents: bool = True
     """Whether only the first of equal documents of the corpus is kept. Only with a source of raw text."""
+    near_copies: Literal["none", "fineweb2", "hplt"] = "none"
+    """How near copies of documents are found, by MinHash. fineweb2: runs of 5 words, in 14 bands of 8. hplt:
+    single words, in 17 bands of 15. Only with a source of running text that is cleaned."""
+    near_copies_keep: Literal["longest", "first", "score"] = "longest"
+    """Which document of a cluster of near copies is kept. score: with the largest score in its metadata. Of
+    equal documents the first. Only with near_copies."""
     max_document_bytes: PositiveInt = 10_000_000
     """Bytes of the longest line, page or cell, as stored but decompressed. A longer record is bad. Only with
     raw text."""
@@ -765,6 +798,10 @@ class TrainIdentity(Section):
     """Multiplication of matrices in fp8."""
     optimiser_state: StateDtype = "fp32"
     """Precision in which moments are kept."""
+    optimiser_from_weights: bool = False
+    """Whether model.weights also give Adam's moments, number of updates and fp32 weights. They must have them
+    whole: a legacy checkpoint of Megatron-LM without distributed optimiser, or a universal checkpoint of
+    DeepSpeed. Only with weights = megatron:FOLDER and optimiser = adamw."""
     gradient_reduce_dtype: ReduceDtype = "fp32"
     """Dtype in which data-parallel ranks send and sum gradients."""
     max_skipped_steps_in_a_row: PositiveInt = 3
@@ -851,6 +888,14 @@ class Phase(Section):
     """Modules that are trained; all others are frozen. []: all."""
 
 
+def _address_of_copies(address: str) -> str:
+    if address and not is_address(address):
+        raise ValueError("no address. Fix: s3://BUCKET/RUN, or another file system of fsspec")
+    if address and (problem := address_problem(address)):
+        raise ValueError(problem)
+    return address
+
+
 class Checkpoint(Section):
     """[checkpoint], in the placement."""
 
@@ -864,6 +909,9 @@ class Checkpoint(Section):
     memory_every_steps: int = Field(0, ge=0)
     """Steps between copies in the nodes' memory, between checkpoints. A restart in the same job resumes from
     the newest. 0: none. Only with a step between steps of every_steps."""
+    copy_to: Annotated[str, AfterValidator(_address_of_copies)] = ""
+    """Address, such as s3://BUCKET/RUN, that each checkpoint is copied to beside the training. A checkpoint
+    is removed from this disk only after its copy was verified. Default: no copies."""
 
 
 class Verify(Section):
@@ -956,13 +1004,20 @@ class Evaluate(Section):
     """Lay out questions by the tokenizer's chat template. Only with tasks."""
     task_folders: tuple[str, ...] = ()
     """Folders with tasks: YAML files of lm-eval, and own tasks as TOML files. Only with tasks."""
+    every_steps: int = Field(0, ge=0)
+    """Steps between scores of tasks during training, in the run's own layout and precision. Default: 0, none.
+    Only with tasks and train.objective = next_token."""
 
     @property
     def section(self) -> dict[str, Any]:
-        """Settings as JSON. Later keys are left out at their defaults, so that scores stay current."""
+        """Settings as JSON, without `every_steps`, which changes no score of a checkpoint.
+
+        Later keys are left out at their defaults, so that scores stay current.
+        """
         content, usual = self.model_dump(mode="json"), Evaluate().model_dump(mode="json")
         of_tasks = ("tasks", "shots", "task_limit", "task_seed", "task_chat", "task_folders")
         later = ("made_pairs", "fluency_texts", *of_tasks)
+        del content["every_steps"]
         return {key: value for key, value in content.items() if key not in later or value != usual[key]}
 
     @property

@@ -114,6 +114,14 @@ CONDITIONS = (
         'without evaluate.tasks. Fix: evaluate.tasks = ["NAME"]',
     ),
     _row(
+        "evaluate.every_steps",
+        "evaluate.tasks train.objective",
+        lambda recipe: (
+            not recipe.evaluate.every_steps or (bool(recipe.evaluate.tasks) and not _is_masked(recipe))
+        ),
+        "without evaluate.tasks that the model in training is asked. Fix: evaluate.every_steps = 0",
+    ),
+    _row(
         "evaluate.top_k",
         "evaluate.temperature",
         lambda recipe: recipe.evaluate.temperature > 0,
@@ -255,10 +263,17 @@ CONDITIONS = (
     ),
     _row(
         "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
-        "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data",
+        "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data "
+        "corpus.near_copies",
         "corpus.sources",
         _cleans("text"),
         "because no source of running text is cleaned. Fix: clean = true of a source",
+    ),
+    _row(
+        "corpus.near_copies_keep",
+        "corpus.near_copies",
+        lambda recipe: recipe.corpus.near_copies != "none",
+        'with corpus.near_copies = "none". Fix: corpus.near_copies = "fineweb2"',
     ),
     _row(
         "corpus.deduplicate_documents corpus.max_bad_share corpus.words",

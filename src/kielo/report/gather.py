@@ -20,6 +20,7 @@ from kielo.artifact.metrics import (
     Kind,
     PassedOver,
     PrecisionChange,
+    TaskScores,
     TrainingStep,
     of_kind,
     read_metrics,
@@ -37,7 +38,7 @@ from kielo.artifact.scores import (
 )
 from kielo.artifact.stage_counts import Funnel, RowMap, TokenizerMeasure
 from kielo.artifact.stage_json import JsonObject, read_stage_json
-from kielo.artifact.verify_results import Parity
+from kielo.artifact.verify_results import PARITY_ON_RANKS, Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
 from kielo.dataset.packed_sequences import PackingRow, packing_rows
 from kielo.recipe.sections import Recipe
@@ -55,6 +56,7 @@ class Training:
     passed_over: list[PassedOver]
     precisions: list[PrecisionChange]
     tokens_per_second: float | None
+    tasks: list[TaskScores] = field(default_factory=list)
 
 
 class StageRow(NamedTuple):
@@ -87,6 +89,7 @@ class Gathered:
     export: str | None
     versions: dict[str, str]  # of packages, in the manifests
     history: list[ScoredCheckpoint] = field(default_factory=list)
+    parity_on_ranks: Parity | None = None
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
@@ -118,6 +121,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
         export=str(run_folder / "hf") if export else None,
         versions=_versions(manifests),
         history=read_history(run_folder),
+        parity_on_ranks=read_stage_json(run_folder / PARITY_ON_RANKS, Parity),
     )
 
 
@@ -170,6 +174,7 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
         _by_step(of_kind(rows, PassedOver)),
         _by_step(of_kind(rows, PrecisionChange)),
         counts.get("tokens_per_second") or (median(speeds[1:] or speeds) if speeds else None),
+        _tasks(of_kind(rows, TaskScores)),
     )
 
 
@@ -177,6 +182,12 @@ def _by_step(rows: Sequence[Kind]) -> list[Kind]:
     """Return one row a step. A resumed run writes steps again, and the later row is the model's."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]
+
+
+def _tasks(rows: Sequence[TaskScores]) -> list[TaskScores]:
+    """Return one row of each task a step."""
+    last = {(row.step, row.scored_task): row for row in rows}
+    return [last[key] for key in sorted(last)]
 
 
 def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[StageRow]:

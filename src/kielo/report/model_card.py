@@ -19,9 +19,10 @@ from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Recipe, Source
 from kielo.recipe.several_languages import languages_of
 from kielo.report.gather import Gathered
+from kielo.report.progress import pair_rows
 from kielo.report.units import fill_template, plain
 
-_OF_RESULTS = ("overview", "row_map", "scores", "masked", "parity", "corpus", "training")
+_OF_RESULTS = ("overview", "row_map", "scores", "masked", "parity", "parity_on_ranks", "corpus", "training")
 
 
 def write_model_card(folder: Path, card: str) -> None:
@@ -124,6 +125,7 @@ def _card(
         prompt=json.dumps(prompt, ensure_ascii=False),
         loading_call=loading_call,
         origin=_origin,
+        pair_rows=pair_rows,
         **{name: (results or {}).get(name) for name in _OF_RESULTS},
         **texts,
     )
@@ -158,6 +160,8 @@ def _origin(source: Source) -> str:
         parts.append(f"Hugging Face dataset {source.huggingface_dataset}{subset}")
     if source.tokens:
         parts.append(f"ready tokens {source.name}")
-    if source.path:
-        parts.append(f"local text {source.name or Path(source.path).name}")
+    if source.address_of_files:
+        parts.append(f"files of {source.address_of_files}")
+    if source.local_path:
+        parts.append(f"local text {source.name or Path(source.local_path).name}")
     return ", or where that is missing ".join(parts)

@@ -4,7 +4,7 @@ The curves come from the history of `kielo evaluate --watch`, or, without it, fr
 training log. The two are never mixed, because they score different amounts of the text.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kielo.artifact.metrics import HeldOutLoss
 from kielo.artifact.score_history import ScoredCheckpoint, comparable
-from kielo.artifact.scores import MinimalPairScores, PairAccuracy, Scores
+from kielo.artifact.scores import MinimalPairScores, PairAccuracy, Scores, TaskScore
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
@@ -83,7 +83,7 @@ def bits_curves(gathered: Gathered) -> list[Curve]:
 
 
 def task_curves(gathered: Gathered) -> list[Curve]:
-    """Return each task's score over the tokens, from the history."""
+    """Return each task's score over the tokens, from the history, and apart from it from the training log."""
     base, rows = history_of(gathered)
     before = {(of.task, of.metric): of.value for of in (base.scores.tasks if base and base.scores else ())}
     found: dict[tuple[str, str], Curve] = {}
@@ -94,7 +94,20 @@ def task_curves(gathered: Gathered) -> list[Curve]:
             curve.tokens.append(row.tokens or 0)
             curve.values.append(of.value)
             found[key] = Curve(**{**vars(curve), "errors": (*curve.errors, of.standard_error)})
-    return [curve for curve in found.values() if len(curve.values) + (curve.base is not None) > 1]
+    curves = [*found.values(), *_curves_in_training(gathered)]
+    return [curve for curve in curves if len(curve.values) + (curve.base is not None) > 1]
+
+
+def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
+    """Yield the curves of `evaluate.every_steps`, in the precision of the training."""
+    found = defaultdict[tuple[str, str], list[tuple[int, TaskScore]]](list)
+    for row in gathered.training.tasks if gathered.training else ():
+        for of in row.task_scores:
+            found[of.task, of.metric].append((row.tokens or 0, of))
+    for (task, _), points in found.items():
+        tokens, values = [tokens for tokens, _ in points], [of.value for _, of in points]
+        errors = tuple(of.standard_error for _, of in points)
+        yield Curve(f"{task}, in training", (points[-1][1].language,), tokens, values, errors=errors)
 
 
 def masked_curve(gathered: Gathered) -> Curve | None:
@@ -185,11 +198,15 @@ def pair_share(one: PairAccuracy) -> float:
     return next((share for share in (one.likelihood, one.token) if share is not None), 0.0)
 
 
-def pair_rows(pairs: MinimalPairScores) -> list[tuple[str, ...]]:
-    """Return a row for each paradigm: name, pairs, and share with the half width of its 95 % interval."""
+def pair_rows(pairs: MinimalPairScores, has_terms: bool = False) -> list[tuple[str, ...]]:
+    """Return a row for each paradigm: name, pairs, and share with the half width of its 95 % interval.
+
+    has_terms: rows of terms in place of their paradigms, if there are terms.
+    """
+    groups = pairs.terms if has_terms and pairs.terms else pairs.groups
     return [
         (name, f"{one.pairs:,}", f"{100 * pair_share(one):.1f} ± {100 * Z_95 * pair_error(one):.1f} %")
-        for name, one in {**pairs.groups, "all": pairs.all}.items()
+        for name, one in {**groups, "all": pairs.all}.items()
     ]
 
 

@@ -31,7 +31,7 @@ from kielo.artifact.stage_json import write_json
 from kielo.recipe.amounts import format_seconds, short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.report import compare_progress, figures, model_card, progress, progress_figures
+from kielo.report import compare_progress, corpus_tables, figures, model_card, progress, progress_figures
 from kielo.report.gather import Gathered, gather, summarise
 from kielo.report.progress_figures import COLOURS, DASHES
 from kielo.report.units import fill_template, setting
@@ -79,7 +79,8 @@ def render_page(gathered: Gathered) -> str:
         return [of for of in found if of is not None]
 
     shown = _progress(gathered)
-    return fill_template("page.html.jinja", **vars(gathered), **shown, figures=drawn)
+    tables = corpus_tables.corpus_tables(gathered)
+    return fill_template("page.html.jinja", **vars(gathered), **shown, **tables, figures=drawn)
 
 
 def _progress(gathered: Gathered) -> dict[str, Any]:
@@ -97,16 +98,21 @@ def _progress(gathered: Gathered) -> dict[str, Any]:
 def write_comparison(runs: Mapping[Path, Recipe], path: Path) -> Path:
     """Write the page of two or more runs, by their folders, and return its path.
 
-    Raise KieloError if the file is not Kielo's own, or if nothing was trained in any of the runs.
+    Raise KieloError if the file is not Kielo's own, or if no run has trained or cleaned anything.
     """
     refuse_other_text(path)
     found = [gather(folder, recipe, {}) for folder, recipe in runs.items()]
-    if not any(run.training and run.training.steps for run in found):
+    if not any(run.funnel or _has_trained(run) for run in found):
         raise KieloError(
-            f"{', '.join(map(str, runs))}: nothing was trained in these runs, so nothing compares"
+            f"{', '.join(map(str, runs))}: nothing was trained and no text cleaned in these runs. "
+            "Fix: `kielo run RUN` for each"
         )
     write_own_text(path, render_comparison(found))
     return path
+
+
+def _has_trained(run: Gathered) -> bool:
+    return bool(run.training and run.training.steps)
 
 
 def render_comparison(runs: Sequence[Gathered]) -> str:
@@ -114,12 +120,16 @@ def render_comparison(runs: Sequence[Gathered]) -> str:
     names = tuple(folder.resolve().name for folder in folders)
     if len(set(names)) < len(names):
         names = tuple(map(str, folders))
+    curves = None
+    if any(map(_has_trained, runs)):
+        curves = "".join(comparison_curves(runs, names, width) for width in (figures.WIDE, figures.NARROW))
     return fill_template(
         "compare.html.jinja",
         names=names,
         runs=runs,
         notes=_notes(folders),
-        curves=comparison_curves(runs, names, figures.WIDE) + comparison_curves(runs, names, figures.NARROW),
+        curves=curves,
+        corpora=corpus_tables.compared_corpora(runs),
         languages=compare_progress.language_panels(runs, names),
         left_out=compare_progress.left_out_languages(runs),
         scores=[*_table(SCORES, runs), *scores_by_text(runs), *compare_progress.progress_rows(runs)],

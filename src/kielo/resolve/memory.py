@@ -45,6 +45,7 @@ def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]
 _FP32_BYTES = 4
+_WHOLE_LOGITS = 3  # of a batch of questions: a rank's own, all ranks' in one tensor, and their sum
 # Bytes of the driver's context and communicators in figures of nvidia-smi; a card has its own.
 CONTEXT_BYTES = 2.5e9
 
@@ -54,7 +55,8 @@ class MemoryBytes:
     """Columns [n] of bytes: parts of the peak of the fullest rank.
 
     `weights`, `gradients` and `optimiser` are held between steps. `gathered`: parameters that a step gathers
-    from other ranks, and gradients that wait for the reduction.
+    from other ranks, and gradients that wait for the reduction. `logits`: with what tasks in training need
+    beyond a step.
     """
 
     weights: Column
@@ -160,7 +162,10 @@ class _Rank:
         whole = gathered + np.maximum(gradients - held, 0.0)
         missing, passing = np.maximum(held - gradients, 0.0), whole + activations + logits
         share = np.maximum(passing - missing, 0.0) / np.maximum(passing, 1.0)
-        return MemoryBytes(weights, held, optimiser, share * activations, share * logits, share * whole)
+        more = np.maximum(self.asking_bytes() - share * passing, 0.0)
+        return MemoryBytes(
+            weights, held, optimiser, share * activations, share * logits + more, share * whole
+        )
 
     def bytes_at_times(self) -> list[tuple[Column, Column, Column, Column]]:
         """Return (gradients, gathered parameters, activations, logits) at each time that can be the peak."""
@@ -235,15 +240,26 @@ class _Rank:
         """Return the bytes that a pass without gradients reserves. It keeps no layer's activations."""
         work = self.work
         weights = _FP32_BYTES * self.parameters / self.shard
-        of_layers = np.where(work.zero == 3, 2 * self.layer, self.parameters - self.root)
-        gathered = self.root * work.compute_bytes + work.gathered_bytes * of_layers
         tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
         columns = tokens * work.vocabulary / work.tensor
         logits = self.has_head * (work.compute_bytes + 2 * _FP32_BYTES) * columns
-        hidden = 4 * work.tokens * work.hidden * work.compute_bytes
-        a_layer = work.tokens * (work.kept_bytes + work.again_bytes) + work.mask_bytes
-        passing = gathered + hidden + np.maximum(a_layer, logits)
+        passing = self._forward_bytes(work.tokens, logits)
         return weights + passing + workspace_bytes(passing)
+
+    def asking_bytes(self) -> Column:
+        """Return the bytes that tasks in training allocate and free: a forward pass, and whole logits."""
+        work = self.work
+        logits = _WHOLE_LOGITS * _FP32_BYTES * work.asked_tokens * work.vocabulary
+        return np.where(work.asked_tokens > 0, self._forward_bytes(work.asked_tokens, logits), 0.0)
+
+    def _forward_bytes(self, tokens: Column, logits: Column) -> Column:
+        """Return the bytes of a forward pass without gradients. It has `logits` after its last layer."""
+        work = self.work
+        of_layers = np.where(work.zero == 3, 2 * self.layer, self.parameters - self.root)
+        gathered = self.root * work.compute_bytes + work.gathered_bytes * of_layers
+        hidden = 4 * tokens * work.hidden * work.compute_bytes
+        a_layer = tokens * (work.kept_bytes + work.again_bytes) + work.mask_bytes
+        return gathered + hidden + np.maximum(a_layer, logits)
 
     @cached_property
     def shard(self) -> Column:

@@ -35,6 +35,9 @@ from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
 _ZERO: Any = np.float64(0)  # a column of any length
+# Of a forward pass of evaluation.
+MOST_TOKENS_PER_FORWARD = 8192
+MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allowed
 _DENSE_MASK_BYTES = 8 + 1  # of a pair: an int64 distance, and whether its key is visible
 
 
@@ -48,7 +51,10 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Settings of [train] that set a step's bytes and seconds. `trainable` is its phase's, () for all."""
+    """Settings of [train] that set a step's bytes and seconds. `trainable` is its phase's, () for all.
+
+    asks_tasks: `evaluate.every_steps` is not 0.
+    """
 
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()
@@ -60,9 +66,12 @@ class TrainOptions:
     optimiser: str = "adamw"
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    asks_tasks: bool = False
 
     @staticmethod
-    def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
+    def of(
+        precision: Precision, train: Train, trainable: tuple[str, ...] = (), asks_tasks: bool = False
+    ) -> "TrainOptions":
         """Return the settings of `train` for steps in `precision` of a phase that trains these modules."""
         return TrainOptions(
             precision,
@@ -75,6 +84,7 @@ class TrainOptions:
             train.optimiser,
             train.hidden_dropout,
             train.attention_dropout,
+            asks_tasks,
         )
 
 
@@ -129,6 +139,7 @@ class MemoryColumns:
     logit_bytes: Column = _ZERO
     head_in_recipe: Column = _ZERO  # 1 if the head's logits and its input's gradient are in FP8
     loss_tokens: Column = _ZERO  # tokens whose logits exist at one time
+    asked_tokens: Column = _ZERO  # of a batch of questions of tasks in training; 0: none
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, float]]) -> Self:
@@ -215,4 +226,11 @@ def memory_row(
         "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
         "frozen": frozen_share(model, train.trainable),
     }
+    if train.asks_tasks:
+        row["asked_tokens"] = asked_tokens(model, step.sequence_length)
     return row | own
+
+
+def asked_tokens(model: CompleteModel, sequence_length: int) -> int:
+    """Return the tokens of the largest batch of questions, one of which can be a whole sequence."""
+    return max(sequence_length, min(MOST_TOKENS_PER_FORWARD, MOST_LOGITS_PER_FORWARD // model.vocab_size))

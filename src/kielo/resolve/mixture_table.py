@@ -191,8 +191,8 @@ def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -
 
 def _raw_bytes(source: Source, fetched: Path) -> float:
     """Return the estimated bytes of text in a source's files. KieloError if they are not on this machine."""
-    if source.path:
-        place = Path(source.path).expanduser()
+    if source.local_path:
+        place = Path(source.local_path).expanduser()
         places = [place] if place.exists() else [Path(path) for path in glob.glob(str(place), recursive=True)]
         if not places:
             raise KieloError(
@@ -203,9 +203,10 @@ def _raw_bytes(source: Source, fetched: Path) -> float:
         places = [fetched]
     else:
         raise KieloError(
-            f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not on "
-            "this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
-            "downloads it, then `kielo plan data RECIPE`"
+            f"corpus.sources, {source.name}: "
+            f"{source.debian_package or source.huggingface_dataset or source.path}"
+            " is not on this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to "
+            "corpus`, which downloads it, then `kielo plan data RECIPE`"
         )
     found = (file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*")))
     packed = dict.fromkeys((".gz", ".zst", ".parquet"), COMPRESSION)

@@ -96,7 +96,10 @@ def resolve(
     case = rules.Case(recipe, model, machine, asked, text.vocabulary_size)
     found = rules.complaints(case, (*rules.MACHINE_RULES, *rules.MODEL_RULES, *rules.LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
-    options = tuple(TrainOptions.of(precision, recipe.train) for precision in precisions(recipe.train))
+    asks_tasks = recipe.evaluate.every_steps > 0
+    options = tuple(
+        TrainOptions.of(precision, recipe.train, (), asks_tasks) for precision in precisions(recipe.train)
+    )
     compiles = device == "cuda" and software.missing_compiler is None and compile_advice(layout) is None
     counted = layout.model_copy(update={"compile": compiles}) if layout.compile is None else layout
     steps = _steps(recipe, asked, text, RankOfRun(model, counted, options, None if found else machine.card))

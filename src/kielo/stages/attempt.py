@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, Refusal, note_refusal
 from kielo.artifact.manifest import read_manifest
@@ -132,7 +133,11 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
         resolved = with_expectation(resolved, recipe)
         if measured_steps is not None:
             return late.measure(resolved, measured_steps, profile_steps)
-        return late.train(resolved, profile_steps=profile_steps)
+        asked: dict[str, Any] = {}
+        if recipe.evaluate.every_steps:
+            tasks = late.TasksInTraining(recipe.evaluate, resolved)
+            asked = {"ready": tasks.ready, "periodic": tasks.periodic()}
+        return late.train(resolved, profile_steps=profile_steps, **asked)
     except (KieloError, OSError) as error:
         if isinstance(error, KieloError) or error.errno in _LASTING:
             note_refusal(Refusal(message=sentence(error) or ""))

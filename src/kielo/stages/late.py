@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kielo.evaluate.score_alone import score_alone as score_alone
     from kielo.evaluate.score_on_ranks import evaluate_hugging_face_on_ranks as evaluate_hugging_face_on_ranks
     from kielo.evaluate.score_on_ranks import make_scores_on_ranks as make_scores_on_ranks
+    from kielo.evaluate.tasks_in_training import TasksInTraining as TasksInTraining
+    from kielo.evaluate.watch_on_ranks import watch_on_ranks as watch_on_ranks
     from kielo.ranks.world import meet as meet
     from kielo.ranks.world import once_a_node as once_a_node
     from kielo.report.ladder_page import notes as ladder_notes

@@ -28,7 +28,9 @@ from huggingface_hub.utils import validate_repo_id
 from kielo.artifact.checkpoint_folder import saved_step, step_folders
 from kielo.artifact.durable import bring_to_disk, make_folder
 from kielo.artifact.manifest import MANIFEST_NAME, finished_manifest, hash_file, read_manifest
+from kielo.artifact.remote_files import RemoteFiles
 from kielo.checkpoint.export_stage import CARD_FILE
+from kielo.recipe.addresses import address_problem, is_address
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.recipe.sections import Recipe
@@ -54,11 +56,14 @@ class Publication:
 
 
 def is_folder(target: str) -> bool:
-    return target.startswith((".", "/", "~"))
+    """Return True for a folder of this disk or of an address such as s3://…, False for a name on the hub."""
+    return target.startswith((".", "/", "~")) or is_address(target)
 
 
 def check_target(target: str) -> None:
     """Raise KieloError if `target` is neither a folder's path nor OWNER/NAME."""
+    if is_address(target) and (problem := address_problem(target)):
+        raise KieloError(f"TARGET {problem}")
     if is_folder(target):
         return
     try:
@@ -133,6 +138,10 @@ def publish(
     of refusing them.
     """
     target = publications[0].target
+    if is_address(target):
+        for one in publications:
+            _upload(one, say)
+        return target
     if is_folder(target):
         for one in publications:
             _copy(one, place(target) / (one.revision or ""), say)
@@ -287,6 +296,17 @@ def _is_same(path: Path, there: RepoFile) -> bool:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _upload(one: Publication, say: Callable[[str], None]) -> None:
+    """Copy to a file system of fsspec, each file verified, the card last. Existing files stay."""
+    there, names = RemoteFiles(one.target, say), sorted(one.files, key=lambda name: (name == CARD_FILE, name))
+    places = {name: there.below(*filter(None, (one.revision, name))) for name in names}
+    for name, path in places.items():
+        if there.exists(path) and not there.is_same(one.files[name], path):
+            raise KieloError(f"{one.target}: {path} is there already, with other content. Fix: a new address")
+    sent = [name for name, path in places.items() if there.put(one.files[name], path)]
+    say(f"{one.target}: copied {len(sent)} of {len(names)} files; the others were there already")
 
 
 def _copy(one: Publication, to: Path, say: Callable[[str], None]) -> None:

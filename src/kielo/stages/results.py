@@ -13,7 +13,7 @@ from kielo.artifact import checkpoint_inspection
 from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.scores import MaskedScores, Scores
-from kielo.artifact.verify_results import Parity
+from kielo.artifact.verify_results import PARITY_ON_RANKS, Parity
 from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, IdsProof, wanted_export
 from kielo.dataset.provenance import check_tokenizer_of_checkpoint, check_tokens
 from kielo.evaluate.evaluation import wanted_scores
@@ -60,9 +60,6 @@ def certify(
     if is_shown and not is_quiet:
         print_parity(certificate)
     return certificate
-
-
-PARITY_ON_RANKS = "parity_on_ranks"  # beside verify/, which the parity stage replaces as a whole
 
 
 def certify_on_ranks(

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kielo.artifact.score_history import ScoredCheckpoint
-from kielo.corpus.worker_processes import Work
+from kielo.corpus.process_pool import Work
 from kielo.evaluate.history_subject import Subject
 from kielo.evaluate.watch_run import Watch, score_in_process
 from kielo.recipe.errors import KieloError, sentence
@@ -20,9 +21,15 @@ def watch_of(
     run_folder: Path,
     show: Callable[[ScoredCheckpoint], None],
     tell: Callable[[str], None],
+    **how: Any,
 ) -> Watch:
-    """Return the watch of a run. show: called with each row; tell: with each sentence for a person."""
-    return Watch(recipe, run_folder, show, tell, partial(score_in_process, checkpoint_scorer))
+    """Return the watch of a run. show: called with each row; tell: with each sentence for a person.
+
+    how: `score` and `wait` of a watch on ranks. By default each checkpoint is scored in a new process.
+    """
+    return Watch(
+        recipe, run_folder, show, tell, **{"score": partial(score_in_process, checkpoint_scorer)} | how
+    )
 
 
 def checkpoint_scorer(recipe: Recipe, run_folder: Path) -> Work:

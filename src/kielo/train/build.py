@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.hugging_face_import import first_settings, load_first_weights
+from kielo.checkpoint.hugging_face_import import first_settings, load_first_moments, load_first_weights
+from kielo.checkpoint.remote_copies import RemoteCopies
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
@@ -70,7 +71,7 @@ def assemble(
     time_limits = TimeLimits(communicators(mesh), filled(start_seconds), step_seconds, progress)
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)
-    checkpointer = _checkpointer(placement, world, permit)
+    checkpointer = _checkpointer(placement, world, permit, asked.copies)
     checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, asked.is_saving)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device, progress.at_files)
@@ -189,6 +190,8 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
         source_settings = first_settings(identity, placement)
     chunk_tokens = filled(placement.train.loss_chunk_tokens)
     step = build_step(model, mesh, identity.train, placement.layout, chunk_tokens, precision, run.guard)
+    if identity.train.optimiser_from_weights and not is_restored:
+        step.optimiser.resume(load_first_moments(step.optimiser.moments(), identity), begun={})
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
     heldout = _heldout(run, resolved, model, step.forward_backward)
     if precision == "fp8" and fp8.probe_every_steps:
@@ -198,10 +201,12 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
     parts = PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
-    return replace(parts, periodic=tuple(make(parts) for make in run.asked.periodic))
+    return replace(parts, periodic=tuple(make(parts, mesh) for make in run.asked.periodic))
 
 
-def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
+def _checkpointer(
+    placement: Placement, world: World, permit: Callable[[], None], copies: RemoteCopies | None
+) -> Checkpointer:
     folder = Path(placement.train_folder)
     checkpointer = Checkpointer(
         folder / "checkpoints",
@@ -210,6 +215,7 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
         make_host_group(world, "checkpoint", world.timeout_seconds),
         on_alert=_alert(placement),
         permit=permit,
+        copies=copies,
     )
     if placement.checkpoint.memory_every_steps:
         checkpointer.use_memory(world.local_rank)

@@ -21,11 +21,13 @@ from kielo.artifact.metrics import (
     PrecisionVerdict,
     Row,
     Spike,
+    TaskScores,
     TrainingStep,
     describe_odd,
     split_metrics,
     write_row,
 )
+from kielo.artifact.scores import TaskScore
 from kielo.recipe.amounts import format_seconds
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
@@ -170,6 +172,9 @@ _NO_SCALARS = re.compile(
 
 
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
+    if isinstance(row, TaskScores):
+        yield from task_scalars(row.task_scores)
+        return
     for key, value in row.model_dump().items():
         if key == "heldout_sets":
             yield from set_scalars(value or {})
@@ -239,6 +244,12 @@ class Wandb:
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+
+def task_scalars(scores: Sequence[TaskScore]) -> Iterator[tuple[str, float]]:
+    """Yield (tag, value) of tasks, such as task/belebele_est_Latn/acc. A filter follows its metric."""
+    for one in scores:
+        yield f"task/{one.task}/{one.metric.removesuffix(',none').replace(',', '_')}", one.value
 
 
 def set_scalars(scores: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -325,6 +336,8 @@ def describe(row: Row) -> str:
             return _describe_step(row)
         case HeldOutLoss():
             return _describe_heldout(row)
+        case TaskScores():
+            return _describe_tasks(row)
         case PassedOver():
             reason = "after a spike" if row.passed_over_for == "spike" else "as train.skip_steps says"
             return f"passed over from step {row.passed_over_from}, {reason}"
@@ -377,3 +390,14 @@ def _describe_heldout(row: HeldOutLoss) -> str:
         f"{name} {score.bits_per_byte:.3f}" for name, score in sets.items() if score.bits_per_byte is not None
     ]
     return line + (f" ({', '.join(each)})" if each else "")
+
+
+def _describe_tasks(row: TaskScores) -> str:
+    """Return e.g. "task belebele_est_Latn  acc 0.3100 ± 0.0154 (chance 0.2500)  acc_norm 0.3300 ± 0.0157"."""
+    parts = [f"task {row.scored_task}"]
+    for one in row.task_scores:
+        error = "" if one.standard_error is None else f" ± {one.standard_error:.4f}"
+        chance = "" if one.chance is None else f" (chance {one.chance:.4f})"
+        name = "" if one.task == row.scored_task else f"{one.task} "
+        parts.append(f"{name}{one.metric.removesuffix(',none')} {one.value:.4f}{error}{chance}")
+    return "  ".join([*parts, *([f"no score: {row.unscored}"] if row.unscored else [])])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.artifact.metrics import Row
+from kielo.checkpoint.remote_copies import RemoteCopies
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.replicas import Replicas
 from kielo.ranks.communicator import TimeLimits
@@ -69,11 +70,17 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """The requests of a training's caller. `periodic` makes each `Periodic` of a precision's model."""
+    """The requests of a training's caller.
+
+    `ready` refuses what is asked, before anything is built. All ranks call it. `periodic` makes each
+    `Periodic` of a precision's model over the mesh. `copies` are those of checkpoints at an address, on rank 0.
+    """
 
     profile_steps: int = 0
     is_saving: bool = True
-    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = ()
+    ready: Callable[[], None] = lambda: None
+    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = ()
+    copies: RemoteCopies | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from kielo.artifact.attempt_files import (
+    ALERTS_NAME,
     REFUSAL_FILE,
     Ending,
     Outcome,
@@ -19,7 +21,8 @@ from kielo.artifact.attempt_files import (
 from kielo.artifact.lease import Lease, held
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
-from kielo.parallel.mesh import alike_communicators, communicators
+from kielo.checkpoint.remote_copies import RemoteCopies
+from kielo.parallel.mesh import Mesh, alike_communicators, communicators
 from kielo.ranks.hang_watch import Progress, silent_seconds
 from kielo.ranks.heartbeat import Heartbeat
 from kielo.ranks.rendezvous import find_rendezvous
@@ -36,7 +39,7 @@ from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.signals import Triggers
 from kielo.train.start_checks import TokenCheck, check_tokenizer, refuse_unlike_ranks
-from kielo.train.state import State
+from kielo.train.state import State, note_alert
 from kielo.train.stop import Stop, StoppedBeforeTraining
 from kielo.train.watch.checks import refuse_unsound_loss, refuse_unsound_weights
 from kielo.train.watch.spikes import Episode, WentBack, steps_to_pass_over
@@ -46,21 +49,37 @@ def train(
     resolved: Resolved,
     max_steps: int | None = None,
     profile_steps: int = 0,
-    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = (),
+    ready: Callable[[], None] = lambda: None,
+    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = (),
 ) -> Outcome:
     """Start or continue the run. Called on every rank, and returns the same outcome on each.
 
     The outcome is "finished" (exit code 0), or "requeue" (75) for a run that was stopped by a signal or at
     step `max_steps`, saved, and must be started again. A finished run is left unchanged. An error is recorded
     as "failed" and raised. A refusal before training begins (KieloError: another job works in the folder,
-    another identity, altered tokens) leaves no record. From the third step on `profile_steps` are recorded.
+    another identity, altered tokens, `ready`) leaves no record. From the third step on `profile_steps` are
+    recorded. ready, periodic: see `Asked`.
     """
     is_first = find_rendezvous().rank == 0
+    copies, placement = None, resolved.placement
+    if is_first and placement.checkpoint.copy_to:
+        folder = Path(placement.train_folder)
+        alert = partial(note_alert, folder / ALERTS_NAME)
+        copies = RemoteCopies(folder / "checkpoints", placement.checkpoint.copy_to, alert)
     if records.is_finished(resolved):
-        return records.nothing_to_do(resolved, is_first)
+        outcome = records.nothing_to_do(resolved, is_first)
+    else:
+        asked = Asked(profile_steps, ready=ready, periodic=periodic, copies=copies)
+        outcome = _trained(resolved, max_steps, asked)
+    if copies is not None and outcome.outcome == "finished":  # the other ranks have left
+        copies.finish(resolved.identity.total_steps)
+    return outcome
+
+
+def _trained(resolved: Resolved, max_steps: int | None, asked: Asked) -> Outcome:
+    is_first = find_rendezvous().rank == 0
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
-    asked = Asked(profile_steps, periodic=periodic)
     return _started(resolved, Stop(max_steps, is_first, triggers if is_first else None), asked)
 
 
@@ -108,6 +127,7 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
 def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: Asked) -> Outcome:
     is_first, state, has_begun, is_saving = world.rank == 0, State(), False, asked.is_saving
     refuse_unlike_ranks(resolved, Agreement())
+    asked.ready()
     if is_saving:  # before the records that mention them are touched
         Agreement().on_first(lambda: records.refuse_lost_checkpoints(resolved))
     progress = _progress(resolved, world)

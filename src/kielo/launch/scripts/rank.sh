@@ -40,7 +40,7 @@ if [ "$what" = --torchrun ]; then
     exec "${TORCHRUN[@]}" --nnodes="$NODES" --nproc-per-node="$DEVICES_PER_NODE" --node-rank="$RANK" \
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 \
         "${signals[@]}" \
-        --no-python "${KIELO[@]}" train "$FOLDER/recipe.toml" "${TRAIN_FLAGS[@]}"
+        --no-python "${KIELO[@]}" "${COMMAND[@]}"
 fi
 
 # Caches of compilers: each rank's own, on the node, because the shared file system is slow and its locks fail.
@@ -50,4 +50,4 @@ mkdir -p "$MIOPEN_USER_DB_PATH"
 export RANK LOCAL_RANK WORLD_SIZE=$((NODES * DEVICES_PER_NODE))
 if [ "$what" = --preflight ]; then exec "${KIELO[@]}" preflight "$FOLDER/recipe.toml"; fi
 # In place of this shell, so that a signal reaches Python, and its exit code is the task's.
-exec "${KIELO[@]}" train "$FOLDER/recipe.toml" "${TRAIN_FLAGS[@]}"
+exec "${KIELO[@]}" "${COMMAND[@]}"

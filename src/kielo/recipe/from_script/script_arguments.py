@@ -288,6 +288,11 @@ class Translation:
         )
         self.complaints.append(f"{said}: {what}" if said else what)
 
+    def must_divide(self, whole: int, part: int, *names: str) -> None:
+        """Complain of the arguments `names` unless `part` divides `whole`."""
+        if part <= 0 or whole % part:
+            self.refuse(f"{whole} is no multiple of {part}. Fix: numbers that divide", *names)
+
     def _complain(self, given: Given, what: str) -> None:
         self.complaints.append(f"line {given.place}: {shown(given.written)}: {what}")
 
