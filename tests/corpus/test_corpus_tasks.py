@@ -91,11 +91,10 @@ def test_the_same_bytes_for_any_parts(tmp_path, parts_of, monkeypatch, capsys):
     """Whole files, and parts of 3,000 and 700 bytes; the text is a plain script's."""
     write_sources(tmp_path)
     said, hashes = set(), set()
-    removed = monkeypatch.context()
     for size in (1 << 30, 3000, 700):
         parts_of(size)
         monkeypatch.setattr(corpus_tasks, "num_buckets", lambda total, size=size: 1 if size > 3000 else 4)
-        with removed as kept:
+        with monkeypatch.context() as kept:
             kept.setattr(corpus_stage, "remove_tasks", lambda folder: None)
             folder = tmp_path / f"{size}"
             run_corpus(recipe_of(tmp_path), folder, tmp_path / "raw")
@@ -145,13 +144,15 @@ def test_files_end_at_a_number_of_bytes(tmp_path, parts_of, monkeypatch):
 
 def test_parts_of_files(tmp_path, parts_of):
     """Small files together; ranges of plain files of lines alone, at line ends."""
-    (tmp_path / "a.txt").write_text("".join(f"rida {n}\n" for n in range(10)))
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("".join(f"rida {n}\n" for n in range(10)))
     for name in ("b.txt", "c.txt"):
-        (tmp_path / name).write_text("rida\n")
-    (tmp_path / "d.txt").write_text("a" * 90 + "\r" + "b\n")
-    (tmp_path / "e.txt").write_bytes("rida\n".encode("utf-16") * 20)
-    (tmp_path / "f.txt.gz").write_bytes(random.Random(1).randbytes(99))
-    recipe = Recipe(name="t", language="et", corpus=Corpus(sources=str(tmp_path / "*.txt*")))
+        (text / name).write_text("rida\n")
+    (text / "d.txt").write_text("a" * 90 + "\r" + "b\n")
+    (text / "e.txt").write_bytes("rida\n".encode("utf-16") * 20)
+    (text / "f.txt.gz").write_bytes(random.Random(1).randbytes(99))
+    recipe = Recipe(name="t", language="et", corpus=Corpus(sources=str(text)))
     parts_of(20)
     tasks, *_ = plan_corpus(recipe, tmp_path / "corpus", tmp_path / "raw", False)
     assert tasks.parts == make_parts(tasks.sources) == [
@@ -226,7 +227,7 @@ def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
     assert hash_manifest(folder) == hash_manifest(whole) and not list(tmp_path.glob(".corpus*"))
 
 
-def test_a_second_worker_and_a_dead_one(tmp_path):
+def test_a_second_worker_and_a_dead_one(tmp_path, monkeypatch):
     """Two workers finish the same task: one folder stays. A folder of a dead process is removed."""
     write_sources(tmp_path)
     tasks, *_ = plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)
@@ -236,22 +237,26 @@ def test_a_second_worker_and_a_dead_one(tmp_path):
     rest.mkdir(parents=True)
     other = tasks.work / "count" / f".00000.elsewhere.{dead.pid}"
     other.mkdir()
+    count, calls = corpus_tasks.count_part, []
+
+    def beside(*part):
+        calls.append(os.getpid())
+        if len(calls) == 1:
+            monkeypatch.setattr(os, "getpid", lambda: calls[0] + 1)
+            corpus_tasks.CorpusTasks(tasks.recipe, tasks.work).run("count", 0)
+            monkeypatch.undo()
+        return count(*part)
+
     assert tasks.undone("count") == [0]
-    tasks.run("count", 0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpus_tasks, "count_part", beside)
+        tasks.run("count", 0)
+    assert len(calls) == 2 and [path.name for path in rest.parent.iterdir() if path.name[0] != "."] == [
+        "00000"
+    ]
     assert tasks.is_finished("count") and not rest.exists() and other.exists()
     with pytest.raises(KieloError, match="borders is not finished"):
         tasks.num_tasks("write")
-    again = corpus_tasks.CorpusTasks(tasks.recipe, tasks.work)
-    beside = []
-
-    def meanwhile(number, folder):
-        beside.append(folder)
-        tasks.run("clean", number)
-        return {}
-
-    with suppress(OSError):
-        again._rounds  # noqa: B018
-    assert again.rounds == tasks.rounds and not beside
     (tasks.work / "plan.json").write_text(json.dumps({"kind": "other"}))
     with pytest.raises(KieloError, match="no readable plan.json"):
         corpus_tasks.CorpusTasks(tasks.recipe, tasks.work)

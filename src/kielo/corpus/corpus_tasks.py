@@ -76,7 +76,7 @@ def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource])
     work = tasks_folder(corpus_folder) / hash_json([VERSION, identity])[:16]
     made = _read_plan(work)["parts"] if (work / PLAN).exists() else None
     parts = [list(asdict(part).values()) for part in make_parts(sources)] if made is None else made
-    # The places of the sources may be others than before, but their content is not.
+    # The sources may have moved since the parts were planned. Their content is the same.
     plan = {"kind": KIND, "sources": [asdict(source) for source in sources], "parts": parts}
     write_json_atomically(work / PLAN, plan)
     return work

@@ -51,7 +51,7 @@ class HashWriter:
             self._write(self._waiting[:RUN])
             del self._waiting[:RUN]
 
-    def _write(self, hashes: array) -> None:
+    def _write(self, hashes: "array[int]") -> None:
         run = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
         bucket = bucket_of(run, self._buckets)
         order = np.argsort(bucket, kind="stable")

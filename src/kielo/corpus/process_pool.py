@@ -45,7 +45,7 @@ class WorkerEnded(KieloError):
 class _Task:
     batch: Any
     tries_left: int
-    future: Future
+    future: Future[Any]
 
 
 class WorkerPool:
@@ -131,7 +131,7 @@ class WorkerPool:
             else:
                 wait(at_work, return_when=FIRST_COMPLETED)
 
-    def _submit(self, batch: Any) -> Future:
+    def _submit(self, batch: Any) -> Future[Any]:
         if self._executor is None:
             self._executor = ProcessPoolExecutor(
                 self._workers, mp_context=self._context, initializer=end_with_parent
@@ -139,7 +139,7 @@ class WorkerPool:
         try:
             return self._executor.submit(_work_on, self._make, batch)
         except BrokenProcessPool as problem:
-            future: Future = Future()
+            future: Future[Any] = Future()
             future.set_exception(problem)
             return future
 

@@ -354,8 +354,8 @@ class Corpus(Section):
     """How near copies of documents are found, by MinHash. fineweb2: runs of 5 words, in 14 bands of 8. hplt:
     single words, in 17 bands of 15. Only with a source of running text that is cleaned."""
     near_copies_keep: Literal["longest", "first", "score"] = "longest"
-    """Which document of a cluster of near copies is kept. score: with the largest score in its metadata. Of
-    equal documents the first. Only with near_copies."""
+    """Which document of a cluster of near copies is kept. score: with the largest document_score
+    in its metadata, as in HPLT's files. Of equal documents the first. Only with near_copies."""
     max_document_bytes: PositiveInt = 10_000_000
     """Bytes of the longest line, page or cell, as stored but decompressed. A longer record is bad. Only with
     raw text."""
