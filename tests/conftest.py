@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests import surroundings
 from tests.fault_times import FaultTimes
@@ -46,15 +45,16 @@ ONE_RUN = {f"tests/cli/test_{name}.py" for name in (
 )}  # fmt: skip
 
 
-class FilesOfOneRun(LoadFileScheduling):
+@pytest.hookimpl(optionalhook=True)  # a machine with a GPU may lack pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """Give whole files to the processes of pytest-xdist, and all that use the finished run to one process."""
+    from xdist.scheduler import LoadFileScheduling
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "tests/cli" if file in ONE_RUN else file
+    class FilesOfOneRun(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "tests/cli" if file in ONE_RUN else file
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log) -> LoadFileScheduling | None:
     return FilesOfOneRun(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
@@ -75,7 +75,7 @@ def pytest_collection(session: pytest.Session) -> None:
         if not any(path.is_relative_to(folder) for folder in left_out)
     ]
     for file in files[int(worker.removeprefix("gw")) :: int(workers)]:
-        with suppress(BaseException):  # the collection itself tells what cannot be imported or is skipped
+        with suppress(Exception, pytest.skip.Exception):  # the collection itself tells of these
             importlib.import_module(".".join(file.with_suffix("").parts))
 
 
