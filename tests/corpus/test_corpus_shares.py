@@ -77,7 +77,7 @@ def test_shares_that_are_killed_anywhere_are_made_up_for(recipe, small_parts, tm
     """A process of this machine that died holds no task back; of each killed share another begins again."""
     place, draw = tmp_path / "shared", random.Random(killed)
     tasks = plan_corpus(recipe, place / "corpus", place / "raw", progress=False)[0]
-    words = [sys.executable, "-c", SHARE, recipe.model_dump_json(), str(place)]
+    words = [sys.executable, "-c", SHARE, recipe.model_dump_json(exclude_unset=True), str(place)]
     for number in range(killed):
         victim = subprocess.Popen([*words, str(1 + number % 3)], stdout=subprocess.DEVNULL)
         before = tasks.num_done()
@@ -101,7 +101,7 @@ def test_a_task_that_another_machine_is_at_is_left_to_it(recipe, small_parts, tm
     tasks = plan_corpus(recipe, place / "corpus", place / "raw", progress=False)[0]
     elsewhere = tasks.work / "clean" / ".00001.another.host.77"
     elsewhere.mkdir(parents=True)
-    words = [sys.executable, "-c", SHARE, recipe.model_dump_json(), str(place), "1"]
+    words = [sys.executable, "-c", SHARE, recipe.model_dump_json(exclude_unset=True), str(place), "1"]
     waiting = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         while tasks.undone("clean") != [1]:
