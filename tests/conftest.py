@@ -1,10 +1,12 @@
 """What all tests share: surroundings of their own, a small heap to collect, and times of a planted fault."""
 
 import gc
+import importlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,46 @@ LONG_FILES = (
     "faults/test_hangs.py",
     "faults/test_kills.py",
 )
+
+
+# These look at one finished run (tests/cli/conftest.py), which one process of pytest-xdist makes for all.
+ONE_RUN = {f"tests/cli/test_{name}.py" for name in (
+    "chat", "export", "init", "publish", "run", "screens", "show", "verify_export",
+)}  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)  # a machine with a GPU may lack pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Give whole files to the processes of pytest-xdist, and all that use the finished run to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesOfOneRun(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "tests/cli" if file in ONE_RUN else file
+
+    return FilesOfOneRun(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin with another share of the test files in each process of pytest-xdist.
+
+    In a fresh checkout pytest rewrites the asserts of each file, which takes half of all collecting. Else all
+    processes would do it for all files at the same time. Each finds here what the others wrote.
+    """
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    if worker is None or session.config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return
+    root = Path(__file__).parents[1]
+    left_out = [root / path for path in session.config.getoption("ignore") or ()]
+    files = [
+        path.relative_to(root)
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        if not any(path.is_relative_to(folder) for folder in left_out)
+    ]
+    for file in files[int(worker.removeprefix("gw")) :: int(workers)]:
+        with suppress(Exception, pytest.skip.Exception):  # the collection itself tells of these
+            importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

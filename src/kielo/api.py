@@ -121,6 +121,12 @@ class Recipe:
 
         make_share(Invocation(self.settings, self.reference, self.sets, self.folder, ranks=1), (k, n))
 
+    def corpus_share(self, k: int, n: int) -> None:
+        """Do the k-th of n shares of the corpus, beside other machines; `make("corpus")` joins them."""
+        from kielo.stages.make_stages import Invocation, make_corpus_share
+
+        make_corpus_share(Invocation(self.settings, self.reference, self.sets, self.folder, ranks=1), (k, n))
+
     def prepare(self) -> "Run":
         """Make clean text, a tokenizer and token shards: the stages before training."""
         return self.make("corpus", "tokenizer", "pack")

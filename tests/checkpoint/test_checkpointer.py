@@ -88,13 +88,19 @@ def restore_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
     return whole(tensors)
 
 
-def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
+# Sizes of the mesh that saves → of the meshes that restore: replicate, shard, context, tensor.
+@pytest.mark.parametrize(
+    "meshes",
+    [
+        {(2, 2): [(1, 3)], (1, 2, 1, 2): [(1, 1, 2, 1)]},
+        pytest.param({(1, 4): [(1, 1), (1, 2, 1, 2)], (1, 1, 2, 2): [(2, 1, 1, 2)]}, marks=pytest.mark.full),
+    ],
+)
+def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path, meshes):
     """Any layout restores any checkpoint; a tied head and equal shards on replicas are stored once."""
-    saved = run_ranks(save_on_ranks, 4, tmp_path / "four", 1, 4)[0]
-    run_ranks(save_on_ranks, 4, tmp_path / "hybrid", 2, 2)
-    run_ranks(save_on_ranks, 4, tmp_path / "tensor", 1, 2, 1, 2)
-    run_ranks(save_on_ranks, 4, tmp_path / "context", 1, 1, 2, 2)
-    for folder in (tmp_path / name for name in ("four", "hybrid", "tensor", "context")):
+    for sizes, restored_on in meshes.items():
+        folder = tmp_path / str(sizes)
+        saved = run_ranks(save_on_ranks, 4, folder, *sizes)[0]
         path = newest_complete(folder)[0]
         index = read_index(path)
         assert index.aliases == {"model/head.weight": "model/embed.weight"}
@@ -102,12 +108,9 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
         assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each chunk is stored once"
         whole_tensors = read_tensors(path)
         assert whole(whole_tensors) == saved and whole_tensors["few"].dtype == torch.bfloat16
-    for folder, *sizes in [
-        ("four", 1, 1), ("hybrid", 1, 3), ("tensor", 1, 1, 2, 1), ("four", 1, 2, 1, 2),
-        ("context", 2, 1, 1, 2),
-    ]:  # fmt: skip
-        for restored in run_ranks(restore_on_ranks, math.prod(sizes), tmp_path / folder, *sizes):
-            assert restored == saved
+        for others in restored_on:
+            for restored in run_ranks(restore_on_ranks, math.prod(others), folder, *others):
+                assert restored == saved
 
 
 def small(value: float, **more: torch.Tensor) -> dict[str, torch.Tensor]:

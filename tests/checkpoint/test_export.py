@@ -305,7 +305,7 @@ def killed(checkpoint: Path, to: Path, at: int) -> None:
         run_ranks(export_and_die, 1, checkpoint, to, at, timeout_seconds=60)
 
 
-@pytest.mark.parametrize("is_replacing", [False, True])
+@pytest.mark.parametrize("is_replacing", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoint, is_replacing):
     """A kill leaves the older folder, none or the whole new one; the same call then completes it.
 

@@ -17,9 +17,9 @@ PLAN = MACHINE | {
     "all": False, "plot": None, "batch": False, "failures": None, "wall_hours": None,
 }  # fmt: skip
 LAUNCH = R | {
-    "cluster": None, "nodes": None, "ladder": None, "pack": None, "account": None, "dry_run": False,
-    "partition": None, "hours": None, "jobs": None, "layout": None, "grace": None, "spares": 0,
-    "torchrun": False, "preflight": False, "evaluate": False, "watch": False,
+    "cluster": None, "nodes": None, "ladder": None, "corpus": None, "pack": None, "account": None,
+    "dry_run": False, "partition": None, "hours": None, "jobs": None, "layout": None, "grace": None,
+    "spares": 0, "torchrun": False, "preflight": False, "evaluate": False, "watch": False,
     "container": None, "venv": None, "site": None, "json": False,
 }  # fmt: skip
 # What is typed → the values, all of them.
@@ -113,13 +113,13 @@ TYPED: list[tuple[str, dict]] = [
         "to": "a", "wheels": ".".join(platform.python_version().split(".")[:2]), "json": False,
     }),
     ("launch r", LAUNCH),
-    ("launch r --cluster a --nodes 2 --ladder b --pack 3 --account c --dry-run --partition d --hours 1.5 "
-     "--jobs 4 --evaluate --watch --layout e --grace 5 --spares 6 --torchrun --preflight --container f "
-     "--venv g --site h --json", {
-        "recipe": "r", "sets": [], "cluster": "a", "nodes": 2, "ladder": "b", "pack": 3, "account": "c",
-        "dry_run": True, "partition": "d", "hours": 1.5, "jobs": 4, "layout": "e", "grace": 5, "spares": 6,
-        "torchrun": True, "preflight": True, "container": "f", "venv": "g", "site": "h", "json": True,
-        "evaluate": True, "watch": True,
+    ("launch r --cluster a --nodes 2 --ladder b --corpus 2 --pack 3 --account c --dry-run --partition d "
+     "--hours 1.5 --jobs 4 --evaluate --watch --layout e --grace 5 --spares 6 --torchrun --preflight "
+     "--container f --venv g --site h --json", {
+        "recipe": "r", "sets": [], "cluster": "a", "nodes": 2, "ladder": "b", "corpus": 2, "pack": 3,
+        "account": "c", "dry_run": True, "partition": "d", "hours": 1.5, "jobs": 4, "layout": "e",
+        "grace": 5, "spares": 6, "torchrun": True, "preflight": True, "container": "f", "venv": "g",
+        "site": "h", "json": True, "evaluate": True, "watch": True,
     }),
     ("export a --to b", {
         "checkpoint": "a", "to": "b", "dtype": None, "max_shard_gb": None, "tokenizer": None, "json": False,

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,7 @@ class Launching:
             "plan_jobs": self._planned(lambda: self.plan),
             "check_ready": self._step("check"),
             "network_needed": lambda of: self.note,
-            "job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
+            "job_paths": lambda of: [JobPath("/a", "reads", f"packs: {bool(of.shared_stage)}")],
             "starts_of": lambda of, sizes: Starts([], "nobody knows"),
             "one_launch_at_a_time": lambda of: nullcontext(),
             "refuse_without_scheduler": self._step("scheduler"),
@@ -47,9 +48,11 @@ class Launching:
             "write_launch": self._step("write", Path("runs/mine/launch/0001")),
             "launch_of": lambda of: SimpleNamespace(content=lambda: {"nodes": of.nodes}),
             "submit": self._submit,
-            "write_pack_jobs": self._write_pack,
-            "plan_pack_jobs": self._planned(lambda: self.plan),
-            "check_packable": self._step("packable"),
+            "write_share_jobs": self._write_shares,
+            "plan_share_jobs": lambda recipe, wishes, stage: replace(
+                self._planned(lambda: self.plan)(recipe, wishes), work=stage
+            ),
+            "check_shareable": self._step("shareable"),
             "plan_ladder": self._plan_ladder,
             "in_folder_of": lambda rung, recipe: rung,
             "write_ladder": lambda *_: (Path("runs/ladder"), self.to_submit),
@@ -63,7 +66,7 @@ class Launching:
     def _planned(self, made: Any) -> Any:
         return lambda recipe, wishes: self.wishes.append(wishes) or made()
 
-    def _write_pack(self, of: Any, number: int) -> Path:
+    def _write_shares(self, of: Any, number: int) -> Path:
         self.shares.append(number)
         return Path("runs/mine/launch/pack_0001")
 
@@ -158,7 +161,7 @@ def test_jobs_that_pack_are_submitted(launching, capsys) -> None:
         "parts\n"
     )
     assert said(capsys, *HERE, "--pack", "16") == text + "submitted 7, 8; two jobs\n"
-    assert launching.done == ["scheduler", "packable", "submit to slurm"]
+    assert launching.done == ["scheduler", "shareable", "submit to slurm"]
     assert launching.wishes[0].nodes == 1 and launching.shares == [16]
     launching.answer = (["7"], "")
     assert said(capsys, *HERE, "--pack", "16").endswith("\nsubmitted 7\n")
@@ -332,16 +335,14 @@ def test_jobs_are_cancelled(found, capsys) -> None:
 
 def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> None:
     """`status` says what to do next only if no job is left that could do it."""
-    from kielo.launch.launch_folder import PACK_FILE
-
-    (tmp_path / PACK_FILE).touch()
+    (tmp_path / "pack.sh").touch()
     state = SimpleNamespace(name="mine", site="here", ids=["7", "8"], jobs={"7": "R", "8": "Q"}, no_answer="")
 
     def progress(finished: int, is_joined: bool) -> None:
         content = {"finished": finished, "parts": 4321, "is_joined": is_joined}
         state.progress = SimpleNamespace(**content, _asdict=lambda: content)
 
-    monkeypatch.setattr("kielo.cli.launched.pack_status", lambda folder: state)
+    monkeypatch.setattr("kielo.cli.launched.share_status", lambda folder: state)
     progress(1234, False)
     again = f"next\tbash {tmp_path}/submit.sh makes the missing parts\n"
     assert said(capsys, "status", str(tmp_path)) == (

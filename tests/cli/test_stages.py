@@ -164,6 +164,9 @@ def test_the_stages_that_are_asked_for_are_made(words, stages, recipe, capsys) -
     assert stages.asked == ASKED[words]
 
 
+NO_SHARES = "machines can share the stages corpus and pack. Fix: --only corpus or --only pack"
+
+
 def test_flags_that_contradict_each_other_are_refused(stages, recipe, tmp_path, capsys) -> None:
     order = ", ".join(STAGES)
     for words, said in {
@@ -173,8 +176,8 @@ def test_flags_that_contradict_each_other_are_refused(stages, recipe, tmp_path, 
         "--ranks 0": "--ranks 0: give 1 or more",
         "--again pack --to tokenizer": "--again pack: this stage is not among the chosen stages: corpus, "
         "tokenizer",
-        "--share 1/2": "--share: machines can share the pack stage alone. Fix: --only pack",
-        "--share 1/2 --only corpus": "--share: machines can share the pack stage alone. Fix: --only pack",
+        "--share 1/2": f"--share: {NO_SHARES}",
+        "--share 1/2 --only train": f"--share: {NO_SHARES}",
         "--share 0/2 --only pack": "--share 0/2: give K/N with K from 1 to N, as 3/16",
         "--share 3/2 --only pack": "--share 3/2: give K/N with K from 1 to N, as 3/16",
         "--share 1 --only pack": "--share 1: give K/N with K from 1 to N, as 3/16",
@@ -415,6 +418,21 @@ def test_a_share_of_the_text_is_packed(share, made, said, stages, recipe, tmp_pa
     assert run(recipe, "--only", "pack", "--share", share) == 0
     folders = tuple(tmp_path / "run" / name for name in ("corpus", "tokenizer", "tokens"))
     assert given == [(*folders, tuple(map(int, share.split("/"))))]
+    assert capsys.readouterr().out == said.replace("RECIPE", str(recipe)) + "\n"
+
+
+@pytest.mark.parametrize(("done", "said"), [
+    (3, "share 2 of 16: 3 tasks done here, and all are done. Put the corpus together with: "
+     "kielo run RECIPE --only corpus"),
+    (0, "share 2 of 16: nothing to do"),
+])  # fmt: skip
+def test_a_share_of_the_corpus_is_made(done, said, stages, recipe, tmp_path, capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        "kielo.stages.make_stages.run_corpus_share", lambda recipe, *rest: given.append(rest) or done
+    )
+    assert run(recipe, "--only", "corpus", "--share", "2/16") == 0
+    assert given == [(tmp_path / "run" / "corpus", tmp_path / "run" / "raw", (2, 16))]
     assert capsys.readouterr().out == said.replace("RECIPE", str(recipe)) + "\n"
 
 

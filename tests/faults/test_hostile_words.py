@@ -12,9 +12,9 @@ from kielo.launch.script import (
     environment_script,
     job_script,
     ladder_script,
-    pack_script,
-    submit_pack_script,
+    share_script,
     submit_script,
+    submit_shares_script,
 )
 from kielo.launch.site import plan_site, site_script
 from kielo.recipe.errors import KieloError
@@ -53,7 +53,7 @@ def scripts(fields: dict[str, Any], folder: Path) -> dict[str, str]:
     return {
         "job.sh": job_script(jobs, folder), "submit.sh": submit_script(jobs, folder),
         "environment.sh": environment_script(jobs), "ladder.sh": ladder_script(jobs, folder, [(folder, 60)]),
-        "pack.sh": pack_script(jobs, folder, 2), "submit_pack.sh": submit_pack_script(jobs, folder, 2),
+        "share.sh": share_script(jobs, folder, 2), "submit_shares.sh": submit_shares_script(jobs, folder, 2),
         "site.sh": site_script(plan_site("here", of, "/i.sif" if of.jobs.container else None, None)),
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ from kielo.launch.launch_folder import (
     submit,
     write_ladder_job,
     write_launch,
-    write_pack_jobs,
+    write_share_jobs,
 )
 from kielo.launch.prefetch import missing, own_files
 from kielo.launch.status import Status, newest_launch, status
@@ -55,15 +55,15 @@ def test_folders_have_the_next_number_and_all_their_files(here) -> None:
         (LAUNCHES / name).mkdir(parents=True)
     assert write_launch(plan(site())) == here / LAUNCHES / "0008"
     assert names_in(LAUNCHES / "0008") == sorted([*FILES, "chain", "launch.json", "logs", "rank.sh"])
-    assert write_pack_jobs(plan(site()), 3) == here / LAUNCHES / "pack_0005"
+    assert write_share_jobs(plan(site(), work="pack"), 3) == here / LAUNCHES / "pack_0005"
     assert names_in(LAUNCHES / "pack_0005") == sorted([*FILES, "chain", "logs", "pack.sh"])
     assert write_ladder_job(plan(site()), here / "ladder", [(here, 60)]) == here / "ladder" / "job_0001"
     assert names_in(here / "ladder" / "job_0001") == ["chain", "job.sh", "logs", "submit.sh"]
     left = ["0003", "0007", "0008", "notes", "pack_0004", "pack_0005", "x_0099"]
     assert names_in(LAUNCHES) == left
     scripts = Path(launch_folder.SCRIPTS)
-    for name, folder in (("rank.sh", "0008"), ("pack.sh", "pack_0005")):
-        assert (LAUNCHES / folder / name).read_bytes() == (scripts / name).read_bytes()
+    for name, written in (("rank.sh", "0008/rank.sh"), ("share.sh", "pack_0005/pack.sh")):
+        assert (LAUNCHES / written).read_bytes() == (scripts / name).read_bytes()
 
 
 def test_a_launch_that_fails_leaves_no_folder(here, monkeypatch) -> None:
@@ -435,7 +435,7 @@ def test_the_time_of_a_rung_and_of_the_job_of_rungs(here, monkeypatch) -> None:
 
 def test_pack_jobs_beside_others_are_written_once(here) -> None:
     """launch.json is of a chain alone."""
-    folder = write_pack_jobs(plan(site()), 3)
+    folder = write_share_jobs(plan(site(), work="pack"), 3)
     assert read_json(folder, Launch) is None
     write_json(folder, launch_of(plan(site())))
     assert read_json(folder, Launch).nodes == 3

@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kielo.cli.main import main
 from kielo.launch.job_paths import READS, WRITES, binds, job_paths
 from kielo.launch.job_plan import Wishes
-from kielo.launch.script import environment_script, job_script, pack_script
+from kielo.launch.script import environment_script, job_script, share_script
 from kielo.recipe.cards import cluster, clusters
 from kielo.recipe.errors import KieloError
 from tests.launch.container import make_container, why_no_container
@@ -91,7 +92,7 @@ def test_every_path_is_listed_with_its_use(elsewhere: Path) -> None:
         "elsewhere/tokens": READS, "elsewhere/machine.json": READS, "/tmp": WRITES,
     }.items()  # fmt: skip
     assert "elsewhere/texts/a.txt" not in listed
-    assert str(elsewhere / "texts/a.txt") in {one.path for one in job_paths(jobs, packs=True)}
+    assert str(elsewhere / "texts/a.txt") in {one.path for one in job_paths(replace(jobs, work="pack"))}
 
 
 @pytest.mark.skipif(bool(why_no_container()), reason=why_no_container())
@@ -101,9 +102,10 @@ def test_a_container_sees_them_and_no_more(elsewhere: Path, tmp_path: Path) -> N
     of = site(jobs={"container": [str(program), "exec"], "image": str(tmp_path / "image.sif")})
     jobs = plan(of, recipe=named(elsewhere))
     (elsewhere / "secret").write_text("of another project")
-    for packs, script in ((False, job_script(jobs, Path("/j"))), (True, pack_script(jobs, Path("/j"), 2))):
+    packing = replace(jobs, work="pack")
+    for of, script in ((jobs, job_script(jobs, Path("/j"))), (packing, share_script(packing, Path("/j"), 2))):
         line = next(one for one in script.splitlines() if one.startswith("CONTAINER="))
-        paths = [one for one in job_paths(jobs, packs) if one.path not in ("/tmp", jobs.image)]
+        paths = [one for one in job_paths(of) if one.path not in ("/tmp", jobs.image)]
         looks = [
             f"test -e {one.path} && {'!' * (one.use == READS)} test -w {one.path} || echo {one.path}"
             for one in paths

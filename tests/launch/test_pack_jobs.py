@@ -9,6 +9,7 @@ import pytest
 
 from kielo.artifact.manifest import write_stage
 from kielo.cli.main import main
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.dataset.pack import pack
 from kielo.recipe.read import read_recipe
 from kielo.tokenizer.train import train_tokenizer
@@ -177,6 +178,41 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.full
+def test_a_corpus_is_made_by_an_array_of_which_a_job_is_lost(tmp_path, monkeypatch, capsys) -> None:
+    """The jobs of the array do the tasks of the lost job, the second array finds nothing, and one job joins.
+
+    The corpus is that of one process.
+    """
+    Site.make(tmp_path / "stubs", runs=True, lost=("2",))
+    monkeypatch.setenv("PATH", str(tmp_path / "stubs"), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.toml").write_text(CARD)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    for name in "ab":
+        lines = [f"{name if number % 2 else 'x'} {number}: lause number {number}" for number in range(400)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    sets = ["corpus.workers=1", "corpus.min_document_characters=5", "corpus.min_line_characters=1"]
+    sets.append("corpus.sources=[{name='a',path='a.txt',clean=false},{name='b',path='b.txt',clean=false}]")
+    flags = [word for key in sets for word in ("--set", key)]
+    command = ["launch", "tiny.toml", "--corpus", "3", "--jobs", "2", *flags]
+    assert main([*command, "--pack", "2"]) == 1 and "--pack: jobs that clean" in capsys.readouterr().err
+    assert main(command) == 0
+    folder = tmp_path / "run/launch/corpus_0001"
+    log = (folder / "job.sh.log").read_text()
+    assert "all are done. Put the corpus together" in log and "share 2 of 3" not in log
+    assert log.count("share 1 of 3") == 2
+    capsys.readouterr()
+    assert main(["status", str(folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["is_joined"] and shown["submitted"] == ["101", "102", "103"]
+    recipe = read_recipe("tiny.toml", sets).recipe
+    run_corpus(recipe, Path("alone/corpus"), Path("alone/raw"), progress=False)
+    for file in Path("alone/corpus/documents").iterdir():
+        assert file.read_bytes() == Path("run/corpus/documents", file.name).read_bytes()
+    assert main(command) == 1 and "is finished already" in capsys.readouterr().err
 
 
 def test_a_lost_job_is_made_up_for(tmp_path, monkeypatch, capsys) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kielo.launch.job_plan import Wishes, plan_jobs
-from kielo.launch.pack_jobs import plan_pack_jobs
-from kielo.launch.script import SCRIPTS, job_script, ladder_script, pack_script, submit_pack_script
+from kielo.launch.script import SCRIPTS, job_script, ladder_script, share_script, submit_shares_script
+from kielo.launch.share_jobs import plan_share_jobs
 from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 from tests.launch.conftest import LAUNCHED
@@ -218,11 +218,11 @@ def test_nothing_of_the_shared_scripts_is_left_out(launched):
     )
     text += ladder_script(plan_jobs(read_recipe("poro_34b").recipe, LADDER), Path("/folder"), [])
     job, recipe = Path("/folder"), read_recipe("poro_34b").recipe
-    text += (SCRIPTS / "pack.sh").read_text()  # tests/launch/test_pack_jobs.py
+    text += (SCRIPTS / "share.sh").read_text()  # tests/launch/test_pack_jobs.py
     for site, account in (("lumi_g", "project_462000000"), ("abci3", "gaa00000"), ("tsubame4", "tga-group")):
         there = recipe.model_copy(update={"cluster": site})
-        plan = plan_pack_jobs(there, Wishes(nodes=1, account=account))
-        text += pack_script(plan, job, 2) + submit_pack_script(plan, job, 2)
+        plan = plan_share_jobs(there, Wishes(nodes=1, account=account), "pack")
+        text += share_script(plan, job, 2) + submit_shares_script(plan, job, 2)
     left_out = {
         path.name
         for path in SCRIPTS.glob("*.sh")

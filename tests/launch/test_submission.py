@@ -116,12 +116,12 @@ def test_the_id_among_lines_of_the_site(here: Path, scheduler: str) -> None:
     (here / "site").mkdir()
     program = here / "site" / command
     folder = written(here, scheduler)
-    for said, job in sayings.items():
-        for around in ("{}", "Welcome to job 7 of 9\n{}\n", "{}\nnote: your quota is 90 % used", " {}"):
-            program.write_text(f"#!/bin/bash\nprintf '%s' '{around.format(said)}'\n")
-            program.chmod(0o755)
-            ids, _ = submit(folder, scheduler)
-            assert ids[-3:] == [job] * 3, around
+    around = ("{}", "Welcome to job 7 of 9\n{}\n", "{}\nnote: your quota is 90 % used", " {}")
+    for place, (said, job) in zip(around, [*sayings.items()] * 2, strict=True):
+        program.write_text(f"#!/bin/bash\nprintf '%s' '{place.format(said)}'\n")
+        program.chmod(0o755)
+        ids, _ = submit(folder, scheduler)
+        assert ids[-3:] == [job] * 3, place
     noted = (folder / "chain" / "jobs").read_text()
     for said in ("", "Submitted to the queue of the day"):
         program.write_text(f"#!/bin/bash\nprintf '%s' '{said}'\n")

@@ -6,6 +6,7 @@ On shipped cards: test_script.py. A line that one site must have is absent on th
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,9 @@ from kielo.launch.script import (
     environment_script,
     job_script,
     ladder_script,
-    pack_script,
-    submit_pack_script,
+    share_script,
     submit_script,
+    submit_shares_script,
 )
 from tests.launch.hand_made import made, plan, recipe, site
 
@@ -225,20 +226,21 @@ def test_a_submission_knows_what_its_job_asks_for(scheduler, here) -> None:
         assert head(submit_script(asked, JOB), "left_out", own, "submitted", "submit") == [
             *common, f"RUN={here}/runs/mine", "JOBS=5", *facts,
         ]  # fmt: skip
-        shares = head(submit_pack_script(asked, JOB, 6), own, "submitted", "submit_pack")
-        assert shares == [*common, "SHARES=6", *facts]
+        shares = head(submit_shares_script(asked, JOB, 6), own, "submitted", "submit_shares")
+        assert shares == [*common, "SHARES=6", "ARRAYS=5", *facts]
 
 
 def test_jobs_that_pack(here) -> None:
     """One process on all cores of a node, with no signal and no wait for jobs of its name."""
     asked = plan(site(jobs={"setup": ["module load a"], "image": "/i.sif", "container": ["c"]}), nodes=1)
-    assert head(pack_script(asked, JOB, 6), "pack_job") == [
+    asked = replace(asked, work="pack")
+    assert head(share_script(asked, JOB, 6), "share_job") == [
         "#!/bin/bash -l", ABOUT[0].replace("3 nodes", "1 nodes"), ABOUT[1],
         "# partitions: of partitions", "#", "#SBATCH --job-name=mine_pack", "#SBATCH --partition=usual",
         "#SBATCH --nodes=1", "#SBATCH --exclusive",
         "#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=30", "#SBATCH --time=02:03:04",
         "#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
-        f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "# container: of container",
+        f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "STAGE=pack", "# container: of container",
         "# image: of image", f"CONTAINER=(c --bind {here} /i.sif)", "",
         "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE", "# setup: of setup", "module load a",
     ]  # fmt: skip
@@ -361,7 +363,7 @@ def test_a_scheduler_is_an_entry_and_a_script(here, tmp_path, monkeypatch) -> No
     (tmp_path / "fourth.sh").write_text(FOURTH)
     entry = Scheduler(
         submit="put", script=tmp_path / "fourth.sh", starter=SCRIPTS / "mpirun.sh", prefix="#4",
-        request=lambda plan, folder, packs: [f"name {plan.recipe.name}", f"log {folder}"],
+        request=lambda plan, folder: [f"name {plan.recipe.name}", f"log {folder}"],
         listing=("printf", "12 waits\\n13 runs\\n"), takes_ids=False,
         states=lambda told: dict(line.split() for line in told.splitlines()),
         waiting="waits", end=("touch", f"{tmp_path}/ended"),

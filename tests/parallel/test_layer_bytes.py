@@ -89,7 +89,6 @@ COMPILED = {
         "sliding_window": LENGTH,
     },
 }
-USUAL = (("gemma3", PLAIN),)
 
 
 def cases_of_compiled_layers():
@@ -98,10 +97,10 @@ def cases_of_compiled_layers():
             # On a processor ALiBi's biases are tensors, which compiled layers keep unless attention is
             # recomputed. On a GPU FlexAttention has none.
             if name != "bloom" or recompute.startswith(("attention", "operators", "full")):
-                is_usual = (name, recompute) in USUAL
-                yield pytest.param(name, recompute, marks=[] if is_usual else [pytest.mark.full])
+                yield name, recompute
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "recompute"), list(cases_of_compiled_layers()))
 def test_a_compiled_layer_keeps_what_is_planned(monkeypatch, name, recompute):
     """Within 2 %: the fp32 numbers of rows, which the count leaves out, are 0.3 to 1 % at these sizes."""
@@ -126,9 +125,12 @@ def test_a_compiled_layer_makes_alibis_biases_again(monkeypatch, recompute):
     assert planned * LENGTH == pytest.approx(compiled_bytes(model, LENGTH, layout), rel=0.02)
 
 
-def test_compiled_layers_of_tensor_ranks_keep_what_is_planned(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "recompute"), [("gemma3", PLAIN), pytest.param("llama", JOINED, marks=pytest.mark.full)]
+)
+def test_compiled_layers_of_tensor_ranks_keep_what_is_planned(monkeypatch, name, recompute):
     monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager_decomp_partition")
-    model, layout = model_of(_GATED, LENGTH), Layout(tensor=4, recompute=JOINED, compile=True)
+    model, layout = model_of(COMPILED[name], LENGTH), Layout(tensor=4, recompute=recompute, compile=True)
     planned, _ = layer_bytes(model, layout, bytes_per_element=2, is_compiled=True)
     assert planned * LENGTH == pytest.approx(compiled_bytes(model, LENGTH, layout), rel=0.02)
 

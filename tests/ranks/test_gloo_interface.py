@@ -1,11 +1,11 @@
 """Nodes whose own names lead nowhere: the interface that leads to rank 0, and two nodes that meet by it."""
 
+import ctypes
 import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,11 @@ import pytest
 
 from kielo.ranks import rendezvous
 from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface
+from kielo.ranks.world import start_world
+from tests.started_ranks import run_ranks
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000  # of Linux
 OF_TWO = Rendezvous(rank=1, size=2, local_rank=0, host="10.1.1.1", port=12_345)
 
 
@@ -83,42 +86,37 @@ def test_ranks_of_one_machine_listen_nowhere_else(names, capsys) -> None:
     assert os.environ[VARIABLE] == "lo" and capsys.readouterr().err == ""
 
 
-LISTENING = """
-import os, subprocess
-from kielo.ranks.world import end_world, start_world
-if os.fork() == 0:
-    os.environ.update(RANK="1", LOCAL_RANK="1")
-world = start_world(60, "cpu")
-if world.rank == 0:
+def listening_on() -> set[str]:
+    """Return the addresses, as the kernel's table writes them, on which this rank accepts connections."""
+    os.environ.pop(VARIABLE, None)
+    start_world(60, "cpu")
     files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     own = {os.readlink(file) for file in files if os.path.lexists(file)}
-    for table in ("tcp", "tcp6"):
-        for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in own:  # it listens
-                print(cells[1], flush=True)
-end_world()
-"""
+    lines = [
+        line for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()
+    ]
+    rows = [line.split() for line in lines if ":" in line.split()[0]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
 
 
 def test_nothing_listens_on_other_interfaces() -> None:
     """Neither the store nor gloo, by the kernel's own table of sockets."""
-    environment = os.environ | {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29556",
-    }  # fmt: skip
-    environment.pop(VARIABLE, None)
-    done = subprocess.run([sys.executable, "-c", LISTENING], env=environment, capture_output=True, text=True)
-    addresses = {line.partition(":")[0] for line in done.stdout.split()}
-    assert addresses == {"0100007F"}, done.stdout + done.stderr
+    first, second = run_ranks(listening_on, 2)
+    assert first == {"0100007F"} and second <= first
 
 
-MEET = """
-import os
-from kielo.ranks.world import end_world, start_world
-world = start_world(60, "cpu")
-print("met", os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
-end_world()
-"""
+def meet_in_a_node() -> str | None:
+    """Move this rank into the namespaces of its node, and return the interface by which it met the other."""
+    node = sorted(NODES)[int(os.environ["RANK"])]
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/kielo_{node}") as network:
+        assert libc.setns(network.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    assert libc.unshare(CLONE_NEWUTS) == 0, os.strerror(ctypes.get_errno())
+    socket.sethostname(f"no-such-{node}")
+    os.environ.pop(VARIABLE, None)
+    os.environ |= {"LOCAL_RANK": "0", "MASTER_ADDR": NODES["a"]}
+    start_world(60, "cpu")
+    return os.environ.get(VARIABLE)
 
 
 def can_make_nodes() -> bool:
@@ -133,7 +131,7 @@ def can_make_nodes() -> bool:
 
 
 @pytest.mark.skipif(not can_make_nodes(), reason="no namespaces of networks can be made here")
-def test_two_nodes_without_names_meet(tmp_path: Path) -> None:
+def test_two_nodes_without_names_meet() -> None:
     """Each a namespace with a name that does not resolve and an end of a cable; before, they hung."""
     commands = [
         *(f"ip netns add kielo_{node}" for node in NODES),
@@ -146,22 +144,7 @@ def test_two_nodes_without_names_meet(tmp_path: Path) -> None:
     try:
         for command in commands:
             subprocess.run(command.split(), check=True)
-        ranks = []
-        for rank, node in enumerate(NODES):
-            environment = os.environ | {
-                "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": NODES["a"],
-                "MASTER_PORT": "29555", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            environment.pop(VARIABLE, None)
-            inside = f'hostname no-such-{node}; exec "$0" -c "$1"'
-            words = ["ip", "netns", "exec", f"kielo_{node}", "unshare", "--uts", "bash", "-c", inside]
-            ranks.append(
-                subprocess.Popen(
-                    [*words, sys.executable, MEET], env=environment, stdout=subprocess.PIPE, text=True
-                )
-            )
-        told = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
-        assert told == ["met kielo_va", "met kielo_vb"]
+        assert run_ranks(meet_in_a_node, 2) == ["kielo_va", "kielo_vb"]
     finally:
         for node in NODES:
             subprocess.run(["ip", "netns", "del", f"kielo_{node}"])

@@ -333,6 +333,7 @@ def test_compiled_layers_pass_every_border(
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
 
 
+@pytest.mark.full
 def test_another_number_of_ranks_goes_on_in_the_next_phase(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, dict[int, Any]]]
 ) -> None:

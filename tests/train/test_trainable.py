@@ -130,7 +130,7 @@ def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[
     ("layout", "tied"),
     [
         pytest.param({"shard": 2, "zero": 3}, False, marks=pytest.mark.full),
-        ({"tensor": 2}, True),
+        pytest.param({"tensor": 2}, True, marks=pytest.mark.full),
         pytest.param({"pipeline": 2, "pipeline_layers": (1, 1)}, True, marks=pytest.mark.full),
     ],
 )

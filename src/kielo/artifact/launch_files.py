@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from kielo.artifact.attempt_files import UtcTime
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
-Work = Literal["train", "evaluate", "watch"]
+Work = Literal["train", "evaluate", "watch", "corpus", "pack"]
 
 
 class MadeSite(JsonFile):

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from kielo.artifact.launch_files import Work
 from kielo.cli.flags import takes
 from kielo.cli.launch_languages import launch_languages, safe_hours
 from kielo.cli.plan_tables import safe_and_planned
@@ -22,10 +23,10 @@ from kielo.launch.launch_folder import (
     refuse_without_scheduler,
     submit,
     write_launch,
-    write_pack_jobs,
+    write_share_jobs,
 )
-from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
 from kielo.launch.schedulers import clock
+from kielo.launch.share_jobs import check_shareable, plan_share_jobs
 from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, recipe_choices
@@ -36,6 +37,7 @@ from kielo.recipe.sections import Recipe
     $ kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run
     $ kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5
     $ kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8
+    $ kielo launch my_recipe.toml --account project_462000000 --corpus 16
     $ kielo launch my_recipe.toml --account project_462000000 --pack 16
     $ kielo launch my_recipe.toml --account project_462000000 --evaluate --nodes 1
     $ kielo launch seventy_five_berts --account project_462000000 --dry-run
@@ -43,6 +45,7 @@ from kielo.recipe.sections import Recipe
     --cluster CLUSTER      cluster card (see `kielo clusters`), or your own file; default: the recipe's
     --nodes N:int          number of nodes; default: the first of the recipe's nodes
     --ladder N,N           measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8
+    --corpus N:count       clean the text in N jobs of one node each; --jobs: arrays of them in a chain
     --pack N:count         pack the text in N jobs of one node each, and join it in another job; train nothing
     --evaluate             score the newest checkpoint, in the layout of the recipe; train nothing
     --watch                with --evaluate: score each new checkpoint beside the training
@@ -81,8 +84,8 @@ def launch(options: argparse.Namespace) -> int:
     if choices := recipe_choices(options.recipe, sets):
         return launch_languages(options, sets, choices, wishes)
     recipe = read_recipe(options.recipe, sets).recipe
-    if options.pack is not None:
-        return _pack(recipe, wishes, options)
+    if options.corpus is not None or options.pack is not None:
+        return _share(recipe, wishes, options)
     if options.ladder is not None:
         return _ladder(recipe, wishes, options)
     if options.evaluate:
@@ -112,31 +115,34 @@ def launch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    not_of_packing = ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight")
-    for flag in (*not_of_packing, "evaluate", "watch"):
-        if getattr(options, flag):
-            raise KieloError(f"--{flag}: jobs that pack have one node each. Fix: leave it out beside --pack")
+def _share(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
+    """Launch jobs that share the corpus or the pack stage."""
+    stage: Work = "pack" if options.corpus is None else "corpus"
+    shares = getattr(options, stage)
+    flag, others = f"--{stage}", ("jobs",) if stage == "pack" else ("pack",)
+    not_shared = ("nodes", "layout", *others, "grace", "ladder", "spares", "torchrun", "preflight")
+    for other in (*not_shared, "evaluate", "watch"):
+        if getattr(options, other):
+            why = f"jobs that {'pack' if stage == 'pack' else 'clean text'} have one node each"
+            raise KieloError(f"--{other}: {why}. Fix: leave it out beside {flag}")
     if not recipe.corpus.of_raw_text.sources:
-        raise KieloError("--pack: all sources are ready tokens, which are read in place. Fix: leave it out")
-    plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
-    check_job_count("--pack", options.pack + 1, plan.partition, plan.site, more=1)
+        raise KieloError(f"{flag}: all sources are ready tokens, which are read in place. Fix: leave it out")
+    plan = plan_share_jobs(recipe, replace(wishes, nodes=1), stage)
+    jobs = plan.chain_length * shares + 1
+    check_job_count(flag, jobs, plan.partition, plan.site, more=1)
     folder, ids, answer = _written(
-        plan,
-        options.dry_run,
-        lambda: check_packable(plan, options.pack),
-        lambda: write_pack_jobs(plan, options.pack),
+        plan, options.dry_run, lambda: check_shareable(plan, shares), lambda: write_share_jobs(plan, shares)
     )
-    paths = _paths([plan], packs=True)
+    paths = _paths([plan])
     if options.json:
-        outcome = {"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer}
+        outcome = {"folder": str(folder), "shares": shares, "submitted": ids, "answer": answer}
         print_json(outcome | {"paths": paths})
         return 0
     limits = f"{plan.recipe.corpus.workers} workers, at most {clock(plan.wall_seconds)}"
     rows = [
-        ("text", f"of {recipe.name}, in {options.pack} shares and a join"),
+        ("text", f"of {recipe.name}, in {shares} shares and a join"),
         ("jobs", f"a node of {plan.site.name} each, {limits} in {plan.partition.label}"),
-        *_billed(plan, options.pack + 1),
+        *_billed(plan, jobs),
     ]
     print_table(("", ""), rows)
     if options.dry_run:
@@ -187,7 +193,7 @@ def _written(
 
 
 def _billed(plan: JobPlan, jobs: int) -> list[tuple[str, str]]:
-    """Return a row on the bill of jobs that pack, if the card has its rate, and on nodes with devices."""
+    """Return a row on the bill of jobs that share a stage, if the card has its rate, and on devices."""
     rate, rows = plan.site.billed_per_node_hour, []
     if rate is not None:
         most = jobs * plan.wall_seconds / 3600 * rate
@@ -261,9 +267,9 @@ def _submitted(
     return rows, refusals
 
 
-def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
+def _paths(plans: Sequence[JobPlan]) -> list[dict[str, str]]:
     """Return the paths that the jobs read and write, each with its use and reason."""
-    return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
+    return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan))]
 
 
 def _show_starts(starts: Starts) -> None:

@@ -27,7 +27,7 @@ from kielo.launch.start_times import Starts, starts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 
-_ALONE = ("pack", "ladder", "evaluate", "watch")  # flags of one run
+_ALONE = ("corpus", "pack", "ladder", "evaluate", "watch")  # flags of one run
 
 
 @dataclass

@@ -13,9 +13,9 @@ from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.evaluation_jobs import scored_in_words
 from kielo.launch.ladder import read_ladder
-from kielo.launch.launch_folder import PACK_FILE
-from kielo.launch.pack_jobs import pack_status
+from kielo.launch.launch_folder import shared_stage_of
 from kielo.launch.schedulers import end_jobs
+from kielo.launch.share_jobs import share_status
 from kielo.launch.status import Status, evaluations_of, launches_of
 from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
@@ -26,18 +26,19 @@ from kielo.stages import late
 @takes("""
     $ kielo status runs/poro_34b
     $ kielo status runs/poro_34b/launch/ladder_lumi_g
+    $ kielo status runs/poro_34b/launch/corpus_0001
     $ kielo status runs/poro_34b/launch/pack_0001
     $ kielo status runs/poro_34b/launch/evaluate_0001
     $ kielo status seventy_five_berts
-    RUN     folder of a run, of a launch, of a ladder or of jobs that pack; or a recipe of several languages
+    RUN     folder of a run, a launch, a ladder or jobs that share a stage; or a recipe of several languages
             or variants
     --json  print JSON
 """)
 def status(options: argparse.Namespace) -> None:
     if (Path(options.run) / Ladder.FILE_NAME).is_file():
         return _ladder(Path(options.run), options.json)
-    if (Path(options.run) / PACK_FILE).is_file():
-        return _pack(Path(options.run), options.json)
+    if shared_stage_of(Path(options.run)) is not None:
+        return _shared(Path(options.run), options.json)
     if _is_of_several(options.run):
         return print_states(options.run, options.json)
     found = status_of(Path(options.run))
@@ -68,8 +69,8 @@ def _ladder(folder: Path, is_json: bool) -> None:
     print_text(f"wrote {', '.join(map(str, written))}")
 
 
-def _pack(folder: Path, is_json: bool) -> None:
-    found = pack_status(folder)
+def _shared(folder: Path, is_json: bool) -> None:
+    found = share_status(folder)
     made = found.progress
     if is_json:
         return print_json({"jobs": found.jobs, "submitted": found.ids} | made._asdict())
@@ -79,8 +80,10 @@ def _pack(folder: Path, is_json: bool) -> None:
     rows = [
         ("text", f"of {found.name}, on {found.site}"),
         ("jobs", f"{jobs or 'none left'} ({len(found.ids)} submitted)"),
-        ("parts", f"{made.finished:,} of {made.parts:,}, {joined}"),
+        ("parts", f"{made.finished:,} of {made.parts:,}, {joined}" if made.parts else joined),
     ]
+    for name, (finished, tasks) in getattr(made, "rounds", {}).items():
+        rows.append((f"  {name}", f"{finished:,} of {tasks:,} tasks"))
     if not told and not made.is_joined and found.ids and found.jobs is not None:
         rows.append(("next", f"{start_of(folder / 'submit.sh')} makes the missing parts"))
     print_table(("", ""), rows)

@@ -30,8 +30,8 @@ def run_flags(parser: VerbParser) -> None:
         help="repeat this stage even if its inputs and settings did not change",
     )
     parser.takes("""
-        --share K/N            pack the K-th of N shares of the text, beside other machines; --only pack
-                               without it then joins the shares. Only with --only pack
+        --share K/N            do the K-th of N shares of the stage, beside other machines; --only STAGE
+                               without it then joins the shares. Only with --only corpus or --only pack
         --ranks RANKS:count=1  number of training processes on this machine; default: 1
         --json                 print summary.json at the end instead of tables
     """)
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     recipe, chosen = Recipe.load(options.recipe, *options.sets), _chosen(options)
     if share is not None:
         with _ended_by_sigterm():  # without a lease: each share is a stage of its own
-            recipe.pack_share(*share)
+            recipe.corpus_share(*share) if options.only == "corpus" else recipe.pack_share(*share)
         return 0
     with keep_stdout_for_json(options.json), _ended_by_sigterm():
         try:
@@ -93,8 +93,10 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
 def _share(options: argparse.Namespace) -> tuple[int, int] | None:
     if options.share is None:
         return None
-    if options.only != "pack":
-        raise KieloError("--share: machines can share the pack stage alone. Fix: --only pack")
+    if options.only not in ("corpus", "pack"):
+        raise KieloError(
+            "--share: machines can share the stages corpus and pack. Fix: --only corpus or --only pack"
+        )
     found = re.fullmatch(r"(\d+)/(\d+)", options.share)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise KieloError(f"--share {options.share}: give K/N with K from 1 to N, as 3/16")

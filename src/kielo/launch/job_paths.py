@@ -34,15 +34,15 @@ class JobPath:
     reason: str  # what names the path
 
 
-def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
-    """Return each path that the jobs read or write once. `packs` leaves out the node's own folder."""
+def job_paths(plan: JobPlan) -> list[JobPath]:
+    """Return each path that the jobs read or write once. Only jobs that train have the node's own folder."""
     of_node = JobPath(plan.jobs_of_site.node_folder, WRITES, "caches, on each node")
-    return [*_shared(plan, packs), *([] if packs else [of_node])]
+    return [*_shared(plan), *([] if plan.shared_stage else [of_node])]
 
 
-def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
+def _shared(plan: JobPlan) -> list[JobPath]:
     found: dict[str, JobPath] = {}
-    for one in _all(plan, packs):
+    for one in _all(plan):
         for path in dict.fromkeys((one.path, os.path.realpath(one.path))):
             known = found.get(path)
             if known is None or (known.use, one.use) == (READS, WRITES):
@@ -51,13 +51,13 @@ def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
     return list(found.values())
 
 
-def binds(plan: JobPlan, packs: bool = False) -> list[str]:
+def binds(plan: JobPlan) -> list[str]:
     """Return the value of --bind: parents first, and read-only paths marked.
 
     A path in a bound folder is left out. Raises KieloError for a path that --bind cannot name.
     """
     bound: dict[str, str] = {}
-    for one in sorted(_shared(plan, packs), key=lambda one: (len(Path(one.path).parts), one.use == READS)):
+    for one in sorted(_shared(plan), key=lambda one: (len(Path(one.path).parts), one.use == READS)):
         above = (one.path, *map(str, Path(one.path).parents))
         uses = {bound[folder] for folder in above if folder in bound}
         if one.path == plan.image or WRITES in uses or (one.use == READS and uses):
@@ -72,7 +72,7 @@ def binds(plan: JobPlan, packs: bool = False) -> list[str]:
     return [*given, f"{packed}:{plan.venv}:image-src=/"] if packed else given
 
 
-def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
+def _all(plan: JobPlan) -> Iterator[JobPath]:
     run = run_folder(plan.recipe).absolute()
     yield JobPath(str(Path.cwd()), WRITES, "the working folder")
     for folder in (run, *plan.bound):
@@ -82,7 +82,7 @@ def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
     for link in (entry for level in ("*", "*/*") for entry in sorted(run.glob(level)) if entry.is_symlink()):
         if not any(Path(os.path.realpath(link)).is_relative_to(folder) for folder in own):
             yield JobPath(str(link), WRITES, "the run")
-    yield from _of_recipe(plan, packs)
+    yield from _of_recipe(plan)
     if (prefetched := prefetched_folder()) is not None:
         # The library `datasets` writes locks beside the data of tasks.
         yield JobPath(str(prefetched), WRITES if plan.asks_tasks else READS, "kielo prefetch")
@@ -91,7 +91,7 @@ def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
     yield from _of_environment(plan)
 
 
-def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
+def _of_recipe(plan: JobPlan) -> Iterator[JobPath]:
     recipe = plan.recipe
     tokenizer, weights = recipe.tokenizer.ready, recipe.model.weights
     named = []
@@ -105,9 +105,12 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
         named.append((Path(recipe.machine), "machine"))
     for source in recipe.corpus.sources:
         named += [(folder, f"corpus.sources, {source.name}") for folder in _token_folders(source)]
-    if packs:
+    if plan.shared_stage == "corpus":
+        raw = recipe.corpus.of_raw_text.sources
+        named += [(Path(source.path), f"corpus.sources, {source.name}") for source in raw if source.path]
+    if plan.shared_stage == "pack":
         named += [(Path(text.path), f"evaluate.texts, {text.name}") for text in recipe.evaluate.texts]
-    if plan.work != "train":
+    if plan.evaluates:
         named += [(Path(path), f"evaluate.{key}") for key, path in recipe.evaluate.own_files.items()]
     if plan.asks_tasks:
         named += [(Path(path), "evaluate.task_folders") for path in recipe.evaluate.task_folders]

@@ -30,6 +30,7 @@ _LEAST_GRACE_SECONDS = 300  # with a forecast: a file system's slow hour costs m
 _MOST_SIGNAL_SECONDS = 65_535  # of sbatch --signal
 # The chain is longer than forecast: jobs fail, and a job that finds the run finished ends in seconds.
 _SPARE_JOBS = 1.2
+SHARED_STAGES: tuple[Work, ...] = ("corpus", "pack")  # of jobs that share a stage, each on a node
 _MOST_JOBS = 20  # sites limit waiting jobs; submit.sh adds more
 MOST_ASKED_JOBS = 1000  # each is a call of the scheduler
 
@@ -85,10 +86,19 @@ class JobPlan:
         return self.recipe.name + ("" if self.work == "train" else f"_{self.work}")
 
     @property
+    def evaluates(self) -> bool:
+        return self.work in ("evaluate", "watch")
+
+    @property
     def asks_tasks(self) -> bool:
         """True if the jobs ask the model the tasks of the recipe."""
         evaluate = self.recipe.evaluate
-        return bool(evaluate.tasks) and (self.work != "train" or evaluate.every_steps > 0)
+        return bool(evaluate.tasks) and (self.evaluates or evaluate.every_steps > 0)
+
+    @property
+    def shared_stage(self) -> str:
+        """The stage that the jobs share, with a process on each node, or "" if they use devices."""
+        return self.work if self.work in SHARED_STAGES else ""
 
     @property
     def devices(self) -> int:

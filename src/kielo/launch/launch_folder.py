@@ -21,23 +21,23 @@ from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.bash import comment, start_of
-from kielo.launch.job_plan import JobPlan
+from kielo.launch.job_plan import SHARED_STAGES, JobPlan
 from kielo.launch.schedulers import SCHEDULERS, SCRIPTS, hides_jobs, job_ids, states
 from kielo.launch.script import (
     card_file,
     environment_script,
     job_script,
     ladder_script,
-    pack_script,
-    submit_pack_script,
+    share_script,
     submit_script,
+    submit_shares_script,
 )
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.toml_text import toml_table
 
 LAUNCH_FOLDER = "launch"
-PACK_PREFIX, PACK_FILE = "pack_", "pack.sh"  # of a folder of jobs that pack; what each of them starts
+SHARE_SCRIPT = "share.sh"  # of the templates; what each such job starts, as corpus.sh or pack.sh
 _COMMAND_LIMIT_SECONDS = 60
 
 
@@ -68,12 +68,18 @@ def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int
     return folder
 
 
-def write_pack_jobs(plan: JobPlan, shares: int) -> Path:
-    """Write the folder of the jobs that pack the run's text in `shares`, RUN/launch/pack_0001."""
-    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, PACK_PREFIX) as (folder, aside):
-        _write(aside, pack_script(plan, folder, shares), submit_pack_script(plan, folder, shares))
-        _write_for_tasks(aside, plan, PACK_FILE)
+def write_share_jobs(plan: JobPlan, shares: int) -> Path:
+    """Write the folder of the jobs that share the plan's stage, as RUN/launch/pack_0001."""
+    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, plan.prefix) as (folder, aside):
+        _write(aside, share_script(plan, folder, shares), submit_shares_script(plan, folder, shares))
+        _write_for_tasks(aside, plan, SHARE_SCRIPT)
+        (aside / SHARE_SCRIPT).rename(aside / f"{plan.shared_stage}.sh")
     return folder
+
+
+def shared_stage_of(folder: Path) -> str | None:
+    """Return the stage that the jobs of a launch's folder share, or None if they train."""
+    return next((stage for stage in SHARED_STAGES if (folder / f"{stage}.sh").is_file()), None)
 
 
 @contextmanager

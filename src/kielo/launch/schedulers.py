@@ -35,7 +35,7 @@ class Scheduler:
     script: Path  # functions in job.sh and, after `# ---- Submission`, in submit.sh
     starter: Path | None  # the script that starts tasks, if it is shared
     prefix: str  # of the lines that it reads in job.sh
-    request: Callable[[JobPlan, Path, bool], list[str]]  # (plan, folder, packs) → these lines
+    request: Callable[[JobPlan, Path], list[str]]  # (plan, folder) → these lines
     listing: tuple[str, ...]  # lists jobs
     takes_ids: bool  # ids follow `listing`
     states: Callable[[str], dict[str, str]]  # output of `listing` → id → state
@@ -48,9 +48,9 @@ class Scheduler:
     test: tuple[str, ...] = ()  # says when a job would start, and submits nothing; (): it cannot say
     starts: tuple[str, ...] = ()  # ids follow: lists when waiting jobs start
 
-    def request_lines(self, plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
-        """Return the scheduler's lines of job.sh. With `packs` they request one process on a node."""
-        return request(self.prefix, self.request(plan, folder, packs))
+    def request_lines(self, plan: JobPlan, folder: Path) -> list[str]:
+        """Return the scheduler's lines of job.sh. Jobs that share a stage request one process on a node."""
+        return request(self.prefix, self.request(plan, folder))
 
     def parts(self) -> tuple[str, str]:
         """Return the scheduler's bash for job.sh, and for submit.sh."""
@@ -64,12 +64,12 @@ def clock(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
-def _of_slurm(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
+def _of_slurm(plan: JobPlan, folder: Path) -> list[str]:
     queue, of_site = plan.partition, plan.jobs_of_site
-    tasks = 1 if packs else plan.site.devices_per_node
-    cores = plan.site.cpu_cores_per_node if packs else plan.cores_per_device
+    tasks = 1 if plan.shared_stage else plan.site.devices_per_node
+    cores = plan.site.cpu_cores_per_node if plan.shared_stage else plan.cores_per_device
     asked = {
-        "job-name": plan.job_name + "_pack" * packs,
+        "job-name": plan.job_name,
         "partition": queue.name,
         "qos": queue.qos,
         "constraint": queue.constraint,
@@ -78,23 +78,26 @@ def _of_slurm(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
     }
     places = [f"--{option}={value}" for option, value in asked.items() if value]
     size = [of_site.devices, "--exclusive", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}"]
-    time = [f"--time={clock(plan.wall_seconds)}", f"--signal=USR1@{plan.grace_seconds}" * (not packs)]
+    time = [
+        f"--time={clock(plan.wall_seconds)}",
+        f"--signal=USR1@{plan.grace_seconds}" * (not plan.shared_stage),
+    ]
     log = _path(str(folder).replace("%", "%%") + "/logs/job_%j.log")
     return [*places, *size, *of_site.options, *time, "--requeue", "--open-mode=append", f"--output={log}"]
 
 
-def _of_pbs(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
-    name, account = f"-N {plan.job_name}{'_pack' * packs}", plan.wishes.account
+def _of_pbs(plan: JobPlan, folder: Path) -> list[str]:
+    name, account = f"-N {plan.job_name}", plan.wishes.account
     place = [name, f"-q {plan.partition.name}", f"-P {account}" * bool(account)]
     size = [f"-l select={plan.nodes + plan.wishes.spares}", f"-l walltime={clock(plan.wall_seconds)}"]
     return [*place, *size, *plan.jobs_of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}"]
 
 
-def _of_grid_engine(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
+def _of_grid_engine(plan: JobPlan, folder: Path) -> list[str]:
     nodes, seconds = plan.nodes + plan.wishes.spares, clock(plan.wall_seconds)
     size = [f"-l {plan.partition.name}={nodes}", f"-l h_rt={seconds}"]
     same = ["-r y", "-j y", "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}"]
-    return [f"-N {plan.job_name}{'_pack' * packs}", *size, *plan.jobs_of_site.options, *same]
+    return [f"-N {plan.job_name}", *size, *plan.jobs_of_site.options, *same]
 
 
 def _path(path: str) -> str:

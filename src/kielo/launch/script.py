@@ -33,8 +33,8 @@ def job_script(plan: JobPlan, folder: Path) -> str:
     return "\n".join(parts) + "\n".join(own)
 
 
-def _head(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
-    request = SCHEDULERS[plan.site.scheduler].request_lines(plan, folder, packs)
+def _head(plan: JobPlan, folder: Path) -> list[str]:
+    request = SCHEDULERS[plan.site.scheduler].request_lines(plan, folder)
     return ["#!/bin/bash -l", *_about(plan), "#", *request, ""]
 
 
@@ -49,16 +49,18 @@ def _working_folder() -> str:
     return assign("WORKING_FOLDER", str(Path.cwd()))
 
 
-def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Return job.sh of the jobs that pack a run's text: the shares, and the job that joins their parts."""
+def share_script(plan: JobPlan, folder: Path, shares: int) -> str:
+    """Return job.sh of jobs that share a stage: the shares, and the job that joins what they made."""
     settings = [_working_folder(), assign("FOLDER", str(folder)), f"SHARES={shares}"]
-    settings += [*_sources(plan, "container", "image"), array("CONTAINER", _container(plan, packs=True)), ""]
-    return "\n".join([*_head(plan, folder, packs=True), *settings, *_setup(plan), "", _text("pack_job")])
+    settings.append(f"STAGE={plan.shared_stage}")
+    settings += [*_sources(plan, "container", "image"), array("CONTAINER", _container(plan)), ""]
+    return "\n".join([*_head(plan, folder), *settings, *_setup(plan), "", _text("share_job")])
 
 
-def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Return submit.sh, which submits the shares, and the job that joins them when all are over."""
-    return _submission(plan, folder, [f"SHARES={shares}"], [], "submit_pack")
+def submit_shares_script(plan: JobPlan, folder: Path, shares: int) -> str:
+    """Return submit.sh: a chain of arrays of the shares, and a job that joins them when all are over."""
+    settings = [f"SHARES={shares}", f"ARRAYS={plan.chain_length}"]
+    return _submission(plan, folder, settings, [], "submit_shares")
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
@@ -109,10 +111,10 @@ def environment_script(plan: JobPlan) -> str:
         lines.append(f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"')
     python = [sys.executable] if _is_own_python(plan) else ["python"]
     lines += [assign("VENV", plan.venv), array("PYTHON", python)]
-    decide = "decide" if plan.work == "train" else "decide_evaluation"
+    decide = "decide_evaluation" if plan.evaluates else "decide"
     programs = {"KIELO": "kielo", "TORCHRUN": "torch.distributed.run", "DECIDE": f"kielo.launch.{decide}"}
     lines += [array(name, [*python, "-m", module]) for name, module in programs.items()]
-    verb = "train" if plan.work == "train" else "evaluate"
+    verb = "evaluate" if plan.evaluates else "train"
     flags = f" --measure {plan.measured_steps}" if plan.measured_steps else ""
     flags += " --watch" if plan.work == "watch" else ""
     lines.append(f'COMMAND=({verb} "$FOLDER/recipe.toml"{flags}) # of kielo, on each rank')
@@ -139,11 +141,11 @@ def _about(plan: JobPlan) -> list[str]:
     return [*map(comment, lines), *_sources(plan, "partitions", "devices", "options", "account")]
 
 
-def _container(plan: JobPlan, packs: bool = False) -> list[str]:
+def _container(plan: JobPlan) -> list[str]:
     """Return the command in which Kielo starts, with the paths that it sees, or [] without a container."""
     if not plan.image:
         return []
-    return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan, packs)), plan.image]
+    return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan)), plan.image]
 
 
 def _with_node_folder(container: list[str]) -> str:

@@ -20,6 +20,7 @@ from kielo.artifact.stage_counts import CorpusCounts, RowMap
 from kielo.artifact.stage_json import read_counts, read_json, read_stage_json
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.checkpoint.auto_tokenizer import compare_folder
+from kielo.corpus.corpus_shares import run_corpus_share
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.dataset.document_packer import BEGINS_WITH
 from kielo.dataset.evaluation_texts import pack_evaluation_texts
@@ -293,6 +294,20 @@ def make_share(invocation: Invocation, share: tuple[int, int]) -> None:
         f"share {k} of {n}: {made} parts of the token shards exist. When all shares exist, join them with: "
         f"kielo run {invocation.reference} --only pack"
         if made
+        else f"share {k} of {n}: nothing to do"
+    )
+
+
+def make_corpus_share(invocation: Invocation, share: tuple[int, int]) -> None:
+    """Do this machine's tasks of the corpus, the k-th of n shares, and what other machines leave."""
+    if not invocation.recipe.corpus.of_raw_text.sources:
+        raise KieloError("--share: all sources are ready tokens, which are read in place. Fix: leave it out")
+    folder, (k, n) = invocation.folder, share
+    done = run_corpus_share(invocation.recipe, folder / "corpus", folder / "raw", share)
+    print_text(
+        f"share {k} of {n}: {done} tasks done here, and all are done. Put the corpus together with: "
+        f"kielo run {invocation.reference} --only corpus"
+        if done
         else f"share {k} of {n}: nothing to do"
     )
 

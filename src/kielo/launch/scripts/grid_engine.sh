@@ -31,4 +31,4 @@ facts_of() {
 
 cancel_job() { timeout 60 qdel "$1"; }
 
-submit_shares() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} -t "1-$SHARES" "$FOLDER/job.sh" | id_of; }
+submit_shares() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} -t "1-$SHARES" "$FOLDER/job.sh" | id_of; }

@@ -33,4 +33,4 @@ facts_of() {
 
 cancel_job() { timeout 60 qdel "$1"; }
 
-submit_shares() { timeout 300 qsub -J "1-$SHARES" "$FOLDER/job.sh" | id_of; }
+submit_shares() { timeout 300 qsub ${1:+-W "depend=afterany:$1"} -J "1-$SHARES" "$FOLDER/job.sh" | id_of; }

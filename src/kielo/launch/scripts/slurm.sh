@@ -75,4 +75,4 @@ facts_of() {
 
 cancel_job() { timeout 60 scancel "$1"; }
 
-submit_shares() { timeout 300 sbatch --parsable --export=ALL --array="1-$SHARES" "$FOLDER/job.sh" | id_of; }
+submit_shares() { timeout 300 sbatch --parsable --export=ALL ${1:+--dependency="afterany:$1"} --array="1-$SHARES" "$FOLDER/job.sh" | id_of; }
