@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from kielo.models.blocks import blocked_attention
 from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.mlp import NamedActivation
 from kielo.models.blocks.norm import LayerNorm, RMSNorm
@@ -183,7 +184,7 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
                 for kernel in _ATTENTION_KERNELS
                 if hasattr(torch.ops.aten, kernel)
             }
-            found.add(lower_right_attention.OPERATOR)
+            found |= {lower_right_attention.OPERATOR, blocked_attention.OPERATOR}
         elif hasattr(torch.ops.aten, name):
             found.add(getattr(torch.ops.aten, name))
         else:
