@@ -64,9 +64,10 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
                 module.keeps_whole = True  # for one layer's backward only
             if isinstance(module, RowSplitLinear):
                 module.is_one_operator = policy == "operators"
-        if policy == "full":
+        if policy == "full" and not layout.compile:
             _recompute(layer)
         else:
+            # Before torch 2.13 compiled code recomputes what functions of autograd contain by a policy only.
             _recompute(layer, context_fn=partial(create_selective_checkpoint_contexts, _keep(saved)))
 
 
