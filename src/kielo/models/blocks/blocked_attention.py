@@ -129,7 +129,7 @@ def _(q: Tensor, *_: Any) -> Tensor:
 
 @_backward.register_fake
 def _(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    of_queries, of_keys, *_ = others
+    of_queries, of_keys = others[:2]
     matrices = [q.new_empty(q.shape), torch.empty_like(k), torch.empty_like(v)]
     if of_queries is None:
         return matrices
