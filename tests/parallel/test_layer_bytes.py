@@ -88,6 +88,14 @@ COMPILED = {
         "tie_word_embeddings": True,
         "sliding_window": LENGTH,
     },
+    "ltg_bert": _GATED
+    | {
+        "model_type": "ltg_bert",
+        "hidden_act": "gelu_new",
+        "num_key_value_heads": 16,
+        "tie_word_embeddings": True,
+        "position_bucket_size": 16,  # few: a layer's projections of them are left out
+    },
 }
 
 

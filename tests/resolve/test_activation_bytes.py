@@ -106,6 +106,7 @@ def test_a_llamas_layer_keeps_what_is_added_up_by_hand(name):
         # three norms, one inside the MLP, and two tables of 2 × 4 - 1 relative positions for each head
         ("ltg_bert", {"position_bucket_size": 4}, "none", 48 + 32 + 64 + 2 * 2 * 7 * 4 + 16 + 160, 0),
         ("ltg_bert", {"position_bucket_size": 4}, "activations", 432 - 40, 40),
+        ("ltg_bert", {"position_bucket_size": 4}, "attention", 432 - 2 * 2 * 7 * 4, 2 * 2 * 7 * 4),
     ],
 )
 def test_layers_of_other_families_keep_what_is_added_up_by_hand(model_type, changes, recompute, kept, again):

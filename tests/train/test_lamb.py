@@ -120,9 +120,17 @@ def _on_four_ranks() -> tuple[list, list]:
     )
 
 
-def test_a_run_goes_on_bitwise_and_on_a_tensor_axis(tmp_path: Path) -> None:
-    """Stopped after step 3 of 6: on one rank weights and moments keep every bit; on two, which split each
-    matrix, they differ by the order of sums in fp32.
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor": 2, "micro_batch": 4},
+        pytest.param({"tensor": 2, "shard": 2, "micro_batch": 2}, marks=pytest.mark.full),
+    ],
+    ids=["tensor", "tensor x shard"],
+)
+def test_a_run_goes_on_bitwise_and_on_a_tensor_axis(tmp_path: Path, layout: dict[str, int]) -> None:
+    """Stopped after step 3 of 6: on one rank weights and moments keep every bit. On ranks that split each
+    matrix, once or in both of its dimensions, they differ by the order of sums in fp32.
     """
     torch.set_num_threads(1)
     write_tokens(tmp_path / "tokens")
@@ -132,7 +140,8 @@ def test_a_run_goes_on_bitwise_and_on_a_tensor_axis(tmp_path: Path) -> None:
     train(stopped, 3)
     train(stopped)
     train(spread, 3)
-    run_ranks(train, 2, _in_folder(tmp_path, "spread", tensor=2, micro_batch=4, **common))
+    ranks = layout["tensor"] * layout.get("shard", 1)
+    run_ranks(train, ranks, _in_folder(tmp_path, "spread", **layout, **common))
     one, again, other = (
         read_tensors(Path(run.placement.train_folder) / "checkpoints" / "step_00000006")
         for run in (whole, stopped, spread)

@@ -152,6 +152,8 @@ def forward_only(model: nn.Module) -> Iterator[None]:
 
 
 def _is_gathering(module: Any) -> bool:
+    # Nothing public says it (torch 2.10 to 2.13). `unshard` begins a gather if none is pending, and would
+    # then wait for a rank that has failed.
     group = module._get_fsdp_state()._fsdp_param_group
     return group is not None and group._all_gather_result is not None
 

@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from kielo.models.blocks import blocked_attention
 from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.mlp import NamedActivation
 from kielo.models.blocks.norm import LayerNorm, RMSNorm
@@ -63,9 +64,10 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
                 module.keeps_whole = True  # for one layer's backward only
             if isinstance(module, RowSplitLinear):
                 module.is_one_operator = policy == "operators"
-        if policy == "full":
+        if policy == "full" and not layout.compile:
             _recompute(layer)
         else:
+            # Before torch 2.13 compiled code recomputes what functions of autograd contain by a policy only.
             _recompute(layer, context_fn=partial(create_selective_checkpoint_contexts, _keep(saved)))
 
 
@@ -183,7 +185,7 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
                 for kernel in _ATTENTION_KERNELS
                 if hasattr(torch.ops.aten, kernel)
             }
-            found.add(lower_right_attention.OPERATOR)
+            found |= {lower_right_attention.OPERATOR, blocked_attention.OPERATOR}
         elif hasattr(torch.ops.aten, name):
             found.add(getattr(torch.ops.aten, name))
         else:

@@ -290,9 +290,9 @@ def _kept_parts(
         # Their inputs; the numbers of each row are below 0.1 % from hidden 4,096 on.
         "norms": bytes_per_element * (norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * bytes_per_element * hidden,
-        "attention": bytes_per_element * (2 * queries + 2 * groups + tables),
+        "attention": bytes_per_element * (2 * queries + 2 * groups),
         "log-sums": _FP32 * model.num_attention_heads / tensor,
-        "only attention's": bytes_per_element * (2 * (keys - groups) + joined),
+        "only attention's": bytes_per_element * (2 * (keys - groups) + joined + tables),
         "mlp": bytes_per_element * widths * model.intermediate_size / tensor + zeros,
     }
 

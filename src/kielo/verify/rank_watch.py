@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from kielo.models.blocks import blocked_attention
 from kielo.parallel.projection import summed_product
 from kielo.verify.torch_fakes import (
     group_name,
@@ -123,6 +124,12 @@ class MemoryLedger:
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
+# Kielo's operators whose parts are watched.
+_OWN: dict[Any, Callable[..., Any]] = {
+    torch.ops.kielo.summed_product.default: summed_product,
+    torch.ops.kielo.blocked_attention.default: blocked_attention.forward,
+    torch.ops.kielo.blocked_attention_backward.default: blocked_attention.backward,
+}
 _COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "allgather_": "all-gather",
@@ -189,8 +196,8 @@ class RankWatch(TorchDispatchMode):
         self._note_parameters(args)
         if any(map(is_wrapper, types)):
             return NotImplemented
-        if operator is torch.ops.kielo.summed_product.default:
-            return self._inside(summed_product, *args)
+        if operator in _OWN:
+            return self._inside(_OWN[operator], *args)
         if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
             return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
         result = operator(*args, **kwargs)

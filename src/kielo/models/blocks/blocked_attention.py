@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.dropout import WeightNoise, drop_weights
 
@@ -49,70 +48,111 @@ class Terms(NamedTuple):
 
 def attend(q_bhqk: Tensor, k_bhnk: Tensor, v_bhnk: Tensor, terms: Terms) -> Tensor:
     """Return [b, h, q, k]. The softmax is in fp32 at least, and dropout comes after it."""
-    # One by one, because a function of autograd keeps only tensors that are its arguments.
     tables = (None, None, None) if terms.tables is None else terms.tables
     rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise
-    return _InBlocks.apply(q_bhqk, k_bhnk, v_bhnk, *tables, terms.visible, *of_noise, terms.scale, rate)
+    return OPERATOR(q_bhqk, k_bhnk, v_bhnk, *tables, terms.visible, *of_noise, terms.scale, rate)
 
 
-class _InBlocks(torch.autograd.Function):
-    """`apply(q, k, v, table of queries, of keys, rows_qn, visible, noise's tensors, scale, rate)`."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-        *tensors, ctx.scale, ctx.rate = others
-        ctx.save_for_backward(q, k, v, *tensors)
-        terms = _terms(tensors, ctx.scale, ctx.rate)
-        outputs = []
-        for block in _blocks(q, k):
-            of_block = terms.of(block)
-            weights = _weights(q[:, :, block], k, of_block)
-            if of_block.noise is not None:
-                weights = drop_weights(weights, of_block.noise)
-            outputs.append(torch.matmul(weights.to(v.dtype), v))
-        return torch.cat(outputs, dim=2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *tensors = ctx.saved_tensors
-        terms = _terms(tensors, ctx.scale, ctx.rate)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        gradients_q = []
-        gradient_k, gradient_v = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
-        of_tables = None
-        if terms.tables is not None:
-            of_keys = terms.tables.of_keys_bhnr
-            # Of keys [b, h, r, n], because numbers are added along the keys, which lie side by side.
-            of_tables = (
-                torch.zeros_like(terms.tables.of_queries_bhqr, dtype=wide),
-                of_keys.new_zeros(of_keys.mT.shape, dtype=wide),
-            )
-        for block in _blocks(q, k):
-            of_block, gradient_block = terms.of(block), gradient[:, :, block]
-            weights = _weights(q[:, :, block], k, of_block)
-            of_weights, kept = torch.matmul(gradient_block, v.mT).to(wide), weights
-            if of_block.noise is not None:
-                kept = drop_weights(weights, of_block.noise)
-                of_weights = drop_weights(of_weights, of_block.noise)
-            gradient_v += torch.matmul(kept.to(v.dtype).mT, gradient_block)
-            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, wide)
-            if of_tables is not None and of_block.tables is not None:
-                rows = of_block.tables.rows_qn.expand(of_scores.shape)
-                of_tables[0][:, :, block].scatter_add_(-1, rows, of_scores)
-                of_tables[1].scatter_add_(-2, rows, of_scores)
-            of_products = (of_scores * ctx.scale).to(q.dtype)
-            gradients_q.append(torch.matmul(of_products, k))
-            gradient_k += torch.matmul(of_products.mT, q[:, :, block])
-        matrices = torch.cat(gradients_q, dim=2), gradient_k.to(k.dtype), gradient_v.to(v.dtype)
-        if of_tables is None:
-            return *matrices, *(None for _ in tensors), None, None
-        tables = of_tables[0].to(q.dtype), of_tables[1].mT.to(q.dtype)
-        return *matrices, *tables, *(None for _ in tensors[2:]), None, None
+# Each direction is one operator, which compiled code does not look into. If it did, it would find the same
+# products in forward and backward, and keep the weights of all blocks from one to the other.
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? of_queries, Tensor? of_keys, Tensor? rows, Tensor? visible, "
+    "Tensor? keys, Tensor? positions, float scale, float? rate"
+)
 
 
-def _terms(tensors: Sequence[Any], scale: float, rate: float | None) -> Terms:
-    of_queries, of_keys, rows_qn, visible, keys_blh2, positions_q = tensors
+def forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    """Return the output of the operator `kielo::blocked_attention`, whose schema names the arguments."""
+    terms = _terms(others)
+    outputs = []
+    for block in _blocks(q, k):
+        of_block = terms.of(block)
+        weights = _weights(q[:, :, block], k, of_block)
+        if of_block.noise is not None:
+            weights = drop_weights(weights, of_block.noise)
+        outputs.append(torch.matmul(weights.to(v.dtype), v).transpose(1, 2))
+    # In the order in memory that the next matrix takes without a copy.
+    return torch.cat(outputs, dim=1).transpose(1, 2)
+
+
+def backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
+    """Return the gradients of q, k and v, and of the two tables if there are tables."""
+    terms = _terms(others)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    gradients_q = []
+    gradient_k, gradient_v = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    of_tables = None
+    if terms.tables is not None:
+        of_keys = terms.tables.of_keys_bhnr
+        # Of keys [b, h, r, n], because numbers are added along the keys, which lie side by side.
+        of_tables = (
+            torch.zeros_like(terms.tables.of_queries_bhqr, dtype=wide),
+            of_keys.new_zeros(of_keys.mT.shape, dtype=wide),
+        )
+    for block in _blocks(q, k):
+        of_block, gradient_block = terms.of(block), gradient[:, :, block]
+        weights = _weights(q[:, :, block], k, of_block)
+        of_weights, kept = torch.matmul(gradient_block, v.mT).to(wide), weights
+        if of_block.noise is not None:
+            kept = drop_weights(weights, of_block.noise)
+            of_weights = drop_weights(of_weights, of_block.noise)
+        gradient_v += torch.matmul(kept.to(v.dtype).mT, gradient_block)
+        of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, wide)
+        if of_tables is not None and of_block.tables is not None:
+            rows = of_block.tables.rows_qn.expand(of_scores.shape)
+            of_tables[0][:, :, block].scatter_add_(-1, rows, of_scores)
+            of_tables[1].scatter_add_(-2, rows, of_scores)
+        of_products = (of_scores * terms.scale).to(q.dtype)
+        gradients_q.append(torch.matmul(of_products, k))
+        gradient_k += torch.matmul(of_products.mT, q[:, :, block])
+    matrices = [torch.cat(gradients_q, dim=2), gradient_k.to(k.dtype), gradient_v.to(v.dtype)]
+    if of_tables is None:
+        return matrices
+    return [*matrices, of_tables[0].to(q.dtype), of_tables[1].mT.to(q.dtype)]
+
+
+_forward = torch.library.custom_op(
+    "kielo::blocked_attention", forward, mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor"
+)
+_backward = torch.library.custom_op(
+    "kielo::blocked_attention_backward",
+    backward,
+    mutates_args=(),
+    schema=f"(Tensor gradient, {_ARGUMENTS}) -> Tensor[]",
+)
+
+
+@_forward.register_fake
+def _(q: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
+
+
+@_backward.register_fake
+def _(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
+    of_queries, of_keys = others[:2]
+    matrices = [q.new_empty(q.shape), torch.empty_like(k), torch.empty_like(v)]
+    if of_queries is None:
+        return matrices
+    return [*matrices, torch.empty_like(of_queries), of_keys.new_empty(of_keys.mT.shape).mT]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.scale, ctx.rate = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    found = torch.ops.kielo.blocked_attention_backward(gradient, *tensors, ctx.scale, ctx.rate)
+    return *found, *(None for _ in range(len(tensors) + 2 - len(found)))
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+OPERATOR = torch.ops.kielo.blocked_attention
+
+
+def _terms(others: Sequence[Any]) -> Terms:
+    of_queries, of_keys, rows_qn, visible, keys_blh2, positions_q, scale, rate = others
     tables = None if of_queries is None else Tables(of_queries, of_keys, rows_qn)
     noise = None if rate is None else WeightNoise(rate, keys_blh2, positions_q)
     return Terms(scale, tables, visible, noise)
