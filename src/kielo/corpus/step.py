@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -32,6 +33,11 @@ LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
+# Words, numbers and signs, about as spaCy has them: a hyphen parts words, an apostrophe does not.
+_TOKEN = regex.compile(
+    r"\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*|\p{N}+(?:[.,:]\p{N}+)*|\.\.\.|[^\s\p{L}\p{N}]"
+)
+_NUM_REMEMBERED, _MOST_REMEMBERED_CHARACTERS = 200_000, 40
 CutWords = Callable[[list[str]], list[str]]
 _LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
 
@@ -181,6 +187,32 @@ def _codes(source: Source, default: str) -> tuple[str, ...]:
     return tuple(map(language_code, source_languages(source, default)))
 
 
+class _Found(dict[str, tuple[str, ...]]):
+    """Text without white space → the matches of a pattern in it. Most of it recurs, and is remembered."""
+
+    def __init__(self, pattern: regex.Pattern) -> None:
+        self._find = pattern.findall
+
+    def __missing__(self, text: str) -> tuple[str, ...]:
+        found = tuple(self._find(text))
+        if len(text) <= _MOST_REMEMBERED_CHARACTERS:
+            if len(self) >= _NUM_REMEMBERED:
+                self.clear()
+            self[text] = found
+        return found
+
+    def in_text(self, text: str) -> list[str]:
+        return list(chain.from_iterable(map(self.__getitem__, text.split())))
+
+
+_WORDS, _TOKENS = _Found(WORD), _Found(_TOKEN)
+
+
+def cut_tokens(text: str) -> list[str]:
+    """Return the words, numbers and signs of a text."""
+    return _TOKENS.in_text(text)
+
+
 @dataclass(slots=True)
 class SplitDocument:
     """A document, split into lines and words once: splitting at each step would cost more than the steps."""
@@ -194,6 +226,7 @@ class SplitDocument:
     sides: tuple[str, str] | None = None  # the two texts of a pair that is not laid out yet
     cut_words: CutWords | None = None
     _words: list[list[str]] | None = None
+    _tokens: list[str] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -202,7 +235,7 @@ class SplitDocument:
     def set_lines(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
-        self._words = None
+        self._words = self._tokens = None
 
     def pair(self) -> tuple[str, str]:
         if self.sides is None:
@@ -219,10 +252,17 @@ class SplitDocument:
         if self._words is not None:
             self._words = [words for words, flag in zip(self._words, flags, strict=True) if flag]
         self.lines = [line for line, flag in zip(self.lines, flags, strict=True) if flag]
+        self._tokens = None
+
+    def tokens(self) -> list[str]:
+        """Return the words, numbers and signs of the text, which several filters count."""
+        if self._tokens is None:
+            self._tokens = cut_tokens(self.join())
+        return self._tokens
 
     def words(self) -> list[list[str]]:
         if self._words is None:
-            found: list[list[str]] = [WORD.findall(line) for line in self.lines]
+            found = list(map(_WORDS.in_text, self.lines))
             self._words = [self.cut_words(words) for words in found] if self.cut_words else found
         return self._words
 
