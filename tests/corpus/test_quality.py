@@ -106,6 +106,19 @@ def test_languages_without_limits_are_refused(languages, said):
         limits_of(languages)
 
 
+def test_words_of_a_segmenter_are_judged_by_limits_for_them():
+    """Thirty sentences of Japanese letters are thirty words without a segmenter."""
+    limits, drawn = limits_of(["ja"], is_cut=True), random.Random(1)
+    text = "".join("".join(drawn.choices("あいうえおかきくけこさしすせそ", k=30)) + "。" for _ in range(30))
+
+    def in_pairs(words: list[str]) -> list[str]:
+        return [word[start : start + 2] for word in words for start in range(0, len(word), 2)]
+
+    verdicts = [QualityFilter(limits, cut).judge(of_lines(text)) for cut in (None, in_pairs)]
+    assert limits.name == "jpn_Jpan"
+    assert verdicts == ["under 50 words", "few of the language's commonest words"]
+
+
 def test_encodings_are_repaired_and_right_text_stays():
     damage = {
         "Täna õhtul sõidame Võrru": "latin-1",

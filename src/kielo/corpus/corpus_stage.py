@@ -22,10 +22,13 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus import mojibake, personal_data
+from kielo.corpus import damage, mojibake, personal_data
+from kielo.corpus.decontamination import described
+from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
+from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
 from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings, languages_of_text
@@ -88,6 +91,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     _refuse_missing(recipe)
     sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
+    inputs |= {f"evaluation {one.name}": one.fingerprint() for one in evaluation_items(recipe)}
     if is_current(folder, KIND, VERSION, inputs, section):
         manifest = finished_manifest(folder)
         refuse_bad_sources(counts_of(folder, manifest, CorpusCounts).sources, recipe.corpus.max_bad_share)
@@ -108,6 +112,9 @@ def _refuse_missing(recipe: Recipe) -> None:
         mojibake.refuse_missing()
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         load_identifier(corpus.language_identifier)
+    for path in corpus.own_steps:
+        load_own_step(path)
+    evaluation_items(recipe)
 
 
 def _clean(
@@ -123,6 +130,11 @@ def _clean(
         corpus.mask_personal_data, languages_of_text(corpus, recipe.language)
     ):
         say(f"corpus.mask_personal_data does not know {unmasked}: they stay")
+    if unjudged := damage.not_judged(corpus.damage, languages_of_text(corpus, recipe.language)):
+        say(f"corpus.damage does not look for {unjudged}")
+    if items := evaluation_items(recipe):
+        missing = ". Questions of evaluate.tasks are not there: KIELO_PREFETCHED is not set"
+        say(f"corpus.decontaminate looks for {described(items)}" + missing * lacks_tasks(recipe))
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         shutil.copyfile(corpus.language_identifier, folder / f"identifier{LEARNED_SUFFIX}")
     of_rank = partial(first_pass, sources, recipe, cleaned, corpus.workers)
@@ -237,7 +249,8 @@ def _changes(name: str, tallies: Sequence[Tally]) -> dict[str, object]:
     for tally in tallies:
         total.update(tally.of(name).total())
     masked = {kind: number for (what, kind), number in sorted(total.items()) if what == "masked"}
-    return {"repaired_lines": total["repaired_lines", ""], "masked": masked}
+    mended = {kind: number for (what, kind), number in sorted(total.items()) if what == damage.MENDED}
+    return {"repaired_lines": total["repaired_lines", ""], "masked": masked, "mended": mended}
 
 
 def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
@@ -295,6 +308,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
             )
     if source.repaired_lines:
         yield f"{raw.name}: {source.repaired_lines:,} lines in another encoding were repaired"
+    if source.mended:
+        classes = ", ".join(f"{number:,} {kind}" for kind, number in source.mended.items())
+        yield f"{raw.name}: lines mended: {classes}"
     if source.masked:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in source.masked.items())
         yield f"{raw.name}: personal data masked before duplicates were dropped: {kinds}"

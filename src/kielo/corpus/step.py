@@ -16,7 +16,7 @@ import xxhash
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language, language_code
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import limits_of, marked_letters_of
 from kielo.recipe.sections import IDENTIFIERS, Corpus, Source
 from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
@@ -27,7 +27,15 @@ _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 # Later keys → their defaults, at which manifests lack them, so that finished corpora stay.
 LATER: JsonTable = {
     key: Corpus.model_fields[key].default
-    for key in ("quality", "repair_encoding", "mask_personal_data", "words")
+    for key in (
+        "quality",
+        "repair_encoding",
+        "mask_personal_data",
+        "words",
+        "damage",
+        "decontaminate",
+        "own_steps",
+    )
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
@@ -168,7 +176,10 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [_codes(source, name) for source in corpus.sources],
         "language_rules": {name: asdict(rules[name]) for name in rules},
-        **({"quality_limits": _quality_limits(rules)} if corpus.quality == "fineweb2" else {}),
+        **({"quality_limits": _quality_limits(corpus, rules)} if corpus.quality == "fineweb2" else {}),
+        **({"decontaminate": _names(corpus.decontaminate)} if corpus.decontaminate else {}),
+        **({"own_steps": _own_steps(corpus.own_steps)} if corpus.own_steps else {}),
+        **({"marked_letters": _marked_letters(rules)} if "lost_diacritics" in corpus.damage else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
@@ -179,8 +190,29 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
     }
 
 
-def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:
-    return {name: limits_of(rule.languages).model_dump(mode="json") for name, rule in rules.items()}
+def _quality_limits(corpus: Corpus, rules: dict[str, LanguageRule]) -> JsonTable:
+    is_cut = corpus.words == "icu"
+    return {name: limits_of(rule.languages, is_cut).model_dump(mode="json") for name, rule in rules.items()}
+
+
+def _marked_letters(rules: dict[str, LanguageRule]) -> JsonTable:
+    return {code: marked_letters_of(code) for rule in rules.values() for code in rule.languages}
+
+
+def _names(files: bool | tuple[str, ...]) -> bool | list[str]:
+    """Return the files' names. Their hashes are inputs of the stage."""
+    return files if isinstance(files, bool) else [Path(file).name for file in files]
+
+
+def _own_steps(paths: Sequence[str]) -> list[list[str]]:
+    """Return name and hash of each own step. A machine that only trains may lack the files."""
+    found = []
+    for path in map(Path, paths):
+        digest = ""
+        with suppress(OSError):
+            digest = xxhash.xxh3_128_hexdigest(path.expanduser().read_bytes())
+        found.append([path.name, digest])
+    return found
 
 
 def _codes(source: Source, default: str) -> tuple[str, ...]:

@@ -255,13 +255,14 @@ CONDITIONS = (
     ),
     _row(
         "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
-        "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data",
+        "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data "
+        "corpus.damage corpus.own_steps",
         "corpus.sources",
         _cleans("text"),
         "because no source of running text is cleaned. Fix: clean = true of a source",
     ),
     _row(
-        "corpus.deduplicate_documents corpus.max_bad_share corpus.words",
+        "corpus.deduplicate_documents corpus.max_bad_share corpus.words corpus.decontaminate",
         "corpus.sources",
         _has_raw_text,
         "because all sources are ready tokens. Fix: a source of raw text",
