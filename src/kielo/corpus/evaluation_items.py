@@ -50,9 +50,9 @@ class EvaluationItems:
 def evaluation_items(recipe: Recipe) -> list[EvaluationItems]:
     """Return the texts to look for. Raises KieloError for a missing file, or tasks without data."""
     wanted = recipe.corpus.decontaminate
-    if not wanted:
+    if wanted is False:
         return []
-    if wanted is not True:
+    if isinstance(wanted, tuple):
         return [EvaluationItems(Path(name).name, _files_of(_KEY, name)) for name in wanted]
     of, found = recipe.evaluate, []
     for text in of.texts:
@@ -86,7 +86,8 @@ def _prefetched_tasks() -> list[EvaluationItems]:
     if folder is None:
         return []
     found = []
-    for one in read_json(folder, Prefetched).brought:
+    listed = read_json(folder, Prefetched)
+    for one in listed.brought if listed else ():
         if one.kind != "task" or not one.folder:
             continue
         files = sorted((folder / one.folder).glob(f"*{_ARROW}"))

@@ -4,7 +4,7 @@ A model may know a language under several codes (Bokmål as `no` or `nb`). The d
 benchmarks/data/language_identification.py. Filters count how much other thresholds would keep.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ REMEMBERED_TEXTS = 50_000
 REMEMBERED_CHARACTERS = 200
 
 
-class Identifier(Protocol):
+class Identifier(Hashable, Protocol):
     def probabilities(self, text: str) -> dict[str, float]:
         """Return code → probability, for every code that matters. They sum to at most 1."""
 

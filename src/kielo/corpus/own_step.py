@@ -70,7 +70,7 @@ class OwnStep(CorpusStep):
     def work(self, document: SplitDocument) -> bool:
         text = document.join()
         if self._change is not None:
-            text = self._changed(document, text)
+            text = self._changed(self._change, document, text)
         reason = "empty" if not document.lines else self._reason(document, text)
         if reason is not None:
             self.count("documents", f"{self._label}: {reason}")
@@ -78,8 +78,8 @@ class OwnStep(CorpusStep):
             self.count("bytes", f"{self._label}: {reason}", document.num_bytes)
         return reason is None
 
-    def _changed(self, document: SplitDocument, text: str) -> str:
-        changed = self._call(self._change, document, text)
+    def _changed(self, change: Callable, document: SplitDocument, text: str) -> str:
+        changed = self._call(change, document, text)
         if not isinstance(changed, str):
             self._refuse(document, f"change returned {type(changed).__name__}, not text. {_FIX}")
         if changed == text:
