@@ -148,6 +148,7 @@ PERSONAL = [
      "Masin [IP], 192.168.1.1, [IP], kell 12:30:45", {"ip": 2}),
     ("et", "Maksis 5 123 456 eurot, 31-12-1999, ISO 9001-2015", None, {}),
     ("da", "20 345 678 kroner den 31-12-1999", None, {}),
+    ("el", "=CSCH(1) επιστρέφει 0,8509181282", None, {}),
     ("et", "2019 38001085718 ja 37605030299 1", "2019 [NATIONAL_NUMBER] ja [NATIONAL_NUMBER] 1",
      {"national_number": 2}),
     ("cs", "RČ 710319/2745", "RČ [NATIONAL_NUMBER]", {"national_number": 1}),

@@ -30,6 +30,8 @@ _LEAST_EXPECTED, _LOST_SHARE = 20, 0.15  # marked letters of a document, and the
 _WORD_GAP = regex.compile(r"\s{2,}")
 _NO_LOWER_CASE = regex.compile(r"\p{Lu}\P{Ll}{11}")  # lines of fewer characters are dropped anyway
 _UPPER, _LOWER = regex.compile(r"[\p{Lu}\p{Lt}]"), regex.compile(r"\p{Ll}")
+# Words between spaces. FORECAST.ETS.ADD and =XOR(TRUE;TRUE) are names of functions.
+_PLAIN_WORD = regex.compile(r"(?<!\S)[\p{L}\p{M}'’-]+(?=[.,;:!?]?(?!\S))")
 _SEPARATOR = regex.compile(r"[,;|•·،、]")
 _SENTENCE_SIGN = regex.compile(r"[\p{Sentence_Terminal},;:،]")
 # Marks, and letters that are written without their stroke or as two letters when marks are lost.
@@ -165,10 +167,9 @@ class Capitals(LineFilter):
     def judge(self, document: SplitDocument) -> list[str | None]:
         if not any(map(_NO_LOWER_CASE.search, document.lines)):
             return [None] * len(document.lines)
-        uppers = [len(_UPPER.findall(line)) for line in document.lines]
-        cased = [
-            upper + len(_LOWER.findall(line)) for upper, line in zip(uppers, document.lines, strict=True)
-        ]
+        lines = ["".join(_PLAIN_WORD.findall(line)) for line in document.lines]
+        uppers = [len(_UPPER.findall(line)) for line in lines]
+        cased = [upper + len(_LOWER.findall(line)) for upper, line in zip(uppers, lines, strict=True)]
         reason = "all capitals"
         if sum(cased) >= _LEAST_CASED and sum(uppers) > _UPPER_IN_DOCUMENT * sum(cased):
             return [reason] * len(cased)
