@@ -26,7 +26,8 @@ from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter
 from datatrove.utils.text import split_into_words
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus.quality import TOKEN, Figures, QualityFilter
+from kielo.corpus.quality import QualityFilter
+from kielo.corpus.step import cut_tokens
 from kielo.recipe.quality_limits import QualityLimits, limits_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
@@ -50,10 +51,10 @@ def main() -> None:
     step, theirs = QualityFilter(limits), datatrove_verdict(limits)
 
     def ours(text: str) -> str | None:
-        return step.verdict(Figures(text, TOKEN.findall(text), step.vocabulary))
+        return step.verdict(text, cut_tokens(text))
 
     def ours_by_their_words(text: str) -> str | None:
-        return step.verdict(Figures(text, split_into_words(text, limits.name), step.vocabulary))
+        return step.verdict(text, split_into_words(text, limits.name))
 
     theirs(texts[0])  # loads spaCy
     seconds, verdicts = best(theirs, texts, 1)

@@ -12,8 +12,8 @@ from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.personal_data import MaskPersonalData
-from kielo.corpus.quality import TOKEN, Figures, QualityFilter
-from kielo.corpus.step import effective_settings, split_document
+from kielo.corpus.quality import QualityFilter
+from kielo.corpus.step import cut_tokens, effective_settings, split_document
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.quality_limits import limits_of
@@ -49,7 +49,7 @@ def damaged_texts(number: int) -> list[str]:
 def test_verdicts_are_those_of_datatrove_for_equal_words(monkeypatch):
     limits = limits_of(["et"])
     for module in (gopher_repetition_filter, fineweb_quality_filter, gopher_quality_filter):
-        monkeypatch.setattr(module, "split_into_words", lambda text, language: TOKEN.findall(text))
+        monkeypatch.setattr(module, "split_into_words", lambda text, language: cut_tokens(text))
     filters = [
         gopher_repetition_filter.GopherRepetitionFilter(
             dup_para_frac=0, dup_line_char_frac=0, dup_para_char_frac=0,
@@ -71,7 +71,7 @@ def test_verdicts_are_those_of_datatrove_for_equal_words(monkeypatch):
         for text in damaged_texts(number):
             verdicts = (one.filter(Document(text=text, id="a")) for one in filters)
             theirs = next((verdict[1] for verdict in verdicts if verdict is not True), None)
-            ours = step.verdict(Figures(text, TOKEN.findall(text), step.vocabulary))
+            ours = step.verdict(text, cut_tokens(text))
             assert (ours is None) == (theirs is None), (text, ours, theirs)
             reasons.add((ours, theirs))
     # Each reason of ours stands for one or two of theirs, and all but a few are met.
@@ -81,7 +81,7 @@ def test_verdicts_are_those_of_datatrove_for_equal_words(monkeypatch):
 
 
 def test_words_of_the_filters():
-    assert TOKEN.findall("Tallinna-Tartu maantee, 3,5 km... don't 1990-ndad!") == [
+    assert cut_tokens("Tallinna-Tartu maantee, 3,5 km... don't 1990-ndad!") == [
         "Tallinna", "-", "Tartu", "maantee", ",", "3,5", "km", "...", "don't", "1990", "-", "ndad", "!",
     ]  # fmt: skip
 
@@ -104,6 +104,19 @@ def test_a_line_of_many_numbers_is_masked_whole():
 def test_languages_without_limits_are_refused(languages, said):
     with pytest.raises(KieloError, match=said):
         limits_of(languages)
+
+
+def test_words_of_a_segmenter_are_judged_by_limits_for_them():
+    """Thirty sentences of Japanese letters are thirty words without a segmenter."""
+    limits, drawn = limits_of(["ja"], is_cut=True), random.Random(1)
+    text = "".join("".join(drawn.choices("あいうえおかきくけこさしすせそ", k=30)) + "。" for _ in range(30))
+
+    def in_pairs(words: list[str]) -> list[str]:
+        return [word[start : start + 2] for word in words for start in range(0, len(word), 2)]
+
+    verdicts = [QualityFilter(limits, cut).judge(of_lines(text)) for cut in (None, in_pairs)]
+    assert limits.name == "jpn_Jpan"
+    assert verdicts == ["under 50 words", "few of the language's commonest words"]
 
 
 def test_encodings_are_repaired_and_right_text_stays():
@@ -135,6 +148,7 @@ PERSONAL = [
      "Masin [IP], 192.168.1.1, [IP], kell 12:30:45", {"ip": 2}),
     ("et", "Maksis 5 123 456 eurot, 31-12-1999, ISO 9001-2015", None, {}),
     ("da", "20 345 678 kroner den 31-12-1999", None, {}),
+    ("el", "=CSCH(1) επιστρέφει 0,8509181282", None, {}),
     ("et", "2019 38001085718 ja 37605030299 1", "2019 [NATIONAL_NUMBER] ja [NATIONAL_NUMBER] 1",
      {"national_number": 2}),
     ("cs", "RČ 710319/2745", "RČ [NATIONAL_NUMBER]", {"national_number": 1}),

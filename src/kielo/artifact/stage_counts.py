@@ -34,6 +34,8 @@ class FunnelSource(JsonObject):
     """Lines in another encoding that ftfy repaired."""
     masked: dict[str, int] = {}
     """Kind of personal data → occurrences that became its name."""
+    mended: dict[str, int] = {}
+    """Class of damage → lines that were mended."""
 
 
 class FunnelRow(JsonObject):

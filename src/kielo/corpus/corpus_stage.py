@@ -26,12 +26,15 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus import mojibake, near_copies, personal_data
+from kielo.corpus import damage, mojibake, near_copies, personal_data
 from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks
+from kielo.corpus.decontamination import described
+from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
+from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
 from kielo.corpus.raw_formats import RawSource, file_format
@@ -116,6 +119,7 @@ def plan_corpus(
     _refuse_missing(recipe)
     sources = fetch_sources(recipe, Path(raw_folder), _speaker(progress), prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
+    inputs |= {f"evaluation {one.name}": one.fingerprint() for one in evaluation_items(recipe)}
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
@@ -136,6 +140,9 @@ def _refuse_missing(recipe: Recipe) -> None:
         near_copies.refuse_missing()
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         load_identifier(corpus.language_identifier)
+    for path in corpus.own_steps:
+        load_own_step(path)
+    evaluation_items(recipe)
 
 
 def _clean(tasks: CorpusTasks, settings: JsonTable, folder: Path, say: Callable[[str], None]) -> CorpusCounts:
@@ -148,6 +155,11 @@ def _clean(tasks: CorpusTasks, settings: JsonTable, folder: Path, say: Callable[
         corpus.mask_personal_data, languages_of_text(corpus, recipe.language)
     ):
         say(f"corpus.mask_personal_data does not know {unmasked}: they stay")
+    if unjudged := damage.not_judged(corpus.damage, languages_of_text(corpus, recipe.language)):
+        say(f"corpus.damage does not look for {unjudged}")
+    if items := evaluation_items(recipe):
+        missing = ". Questions of evaluate.tasks are not there: KIELO_PREFETCHED is not set"
+        say(f"corpus.decontaminate looks for {described(items)}" + missing * lacks_tasks(recipe))
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):
         shutil.copyfile(corpus.language_identifier, folder / f"identifier{LEARNED_SUFFIX}")
     read = _do(tasks, say)
@@ -294,7 +306,8 @@ def _changes(name: str, tallies: Sequence[Tally]) -> dict[str, object]:
     for tally in tallies:
         total.update(tally.of(name).total())
     masked = {kind: number for (what, kind), number in sorted(total.items()) if what == "masked"}
-    return {"repaired_lines": total["repaired_lines", ""], "masked": masked}
+    mended = {kind: number for (what, kind), number in sorted(total.items()) if what == damage.MENDED}
+    return {"repaired_lines": total["repaired_lines", ""], "masked": masked, "mended": mended}
 
 
 def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
@@ -353,6 +366,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
             )
     if source.repaired_lines:
         yield f"{raw.name}: {source.repaired_lines:,} lines in another encoding were repaired"
+    if source.mended:
+        classes = ", ".join(f"{number:,} {kind}" for kind, number in source.mended.items())
+        yield f"{raw.name}: lines mended: {classes}"
     if source.masked:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in source.masked.items())
         yield f"{raw.name}: personal data masked before duplicates were dropped: {kinds}"

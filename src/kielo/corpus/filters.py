@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import regex
 import xxhash
 
+from kielo.corpus import damage
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
+from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
 from kielo.recipe.quality_limits import limits_of
 from kielo.recipe.sections import Corpus
@@ -31,11 +33,12 @@ MIN_IDENTIFIED_CHARACTERS = 30
 DRAW = 18  # seed of the choice of layouts
 
 
-def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
+def line_filters(corpus: Corpus, rule: LanguageRule) -> list[CorpusStep]:
     """Return the filters of lines for text of one rule, cheap ones first."""
     return [
         ScriptFilter(rule.scripts, rule.letters, corpus.max_foreign_character_share),
         LineLength(corpus.min_line_characters),
+        *damage.line_filters(corpus, rule),
         LineLanguage(corpus.language_identifier, rule.identifier_codes, rule.line_threshold),
     ]
 
@@ -112,8 +115,10 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
     filters: list[DocumentFilter] = [
         DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)
     ]
+    filters += damage.document_filters(corpus, rule)
     if corpus.quality == "fineweb2":
-        filters.append(QualityFilter(limits_of(rule.languages)))
+        limits = limits_of(rule.languages, is_cut=corpus.words == "icu")
+        filters.append(QualityFilter(limits, cutter_of_words(corpus.words)))
     return filters
 
 

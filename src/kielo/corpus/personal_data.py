@@ -55,6 +55,7 @@ _GROUP = r"[A-Z]{0,6}\d[\dA-Z]*(?:[-+/.]\d[\dA-Z]*)*"
 _NUMBER = regex.compile(rf"(?<!{_W}|[.,]){_GROUP}(?: {_GROUP})*(?!{_W}|[.,]\d)", regex.V1)
 _PART = regex.compile("[^ ]+")
 _SEVEN_DIGITS = regex.compile(r"\d(?:[ ().\-/]{0,3}\d){6}")
+_DECIMAL = regex.compile(r"(?<!\d)\d{1,3}[.,]$")
 _SIZES = range(9, 31)  # characters of a national number, with signs and spaces
 
 
@@ -129,7 +130,7 @@ class MaskPersonalData(CorpusStep):
         for country in countries or [None]:
             # Grouped as the plan says: a looser match takes amounts and dates for numbers.
             matches = PhoneNumberMatcher(line, country, Leniency.EXACT_GROUPING, max_tries=len(line))
-            new = [(one.start, one.end) for one in matches]
+            new = [(one.start, one.end) for one in matches if not _is_decimal(line, one.start)]
             found = sorted(found + [span for span in new if _is_free(span, found)])
         parts, last = [], 0
         for start, end in found:
@@ -163,6 +164,11 @@ class MaskPersonalData(CorpusStep):
         # `is` is a word of Python.
         modules = [import_module(f"stdnum.{'is_' if one == 'is' else one}.{name}") for one, name in names]
         return [module.is_valid for module in modules]
+
+
+def _is_decimal(line: str, start: int) -> bool:
+    """Return True for the digits behind a decimal sign, such as of 0,8509181282."""
+    return _DECIMAL.search(line[max(0, start - 5) : start]) is not None
 
 
 def _is_free(span: tuple[int, int], found: list[tuple[int, int]]) -> bool:

@@ -14,14 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
-from kielo.corpus import filters
+from kielo.corpus import damage, filters
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.corpus_parts import Part, PartLimits, part_records
+from kielo.corpus.decontamination import decontamination
 from kielo.corpus.duplicates import document_hash, line_hashes
 from kielo.corpus.hash_buckets import HashWriter
 from kielo.corpus.known_corpora import score_filters
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.near_copies import Bands, SignatureWriter
+from kielo.corpus.own_step import OwnStep
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, unreadable
 from kielo.corpus.raw_record import BadRecord, OtherRecord, Record
@@ -29,6 +31,7 @@ from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
     CutWords,
+    LanguageRule,
     SplitDocument,
     Tally,
     is_cleaned,
@@ -211,12 +214,15 @@ def first_pass(recipe: Recipe, reader: CorpusStep) -> list[CorpusStep]:
         *(step for source in corpus.sources for step in _only([source.name], *score_filters(source))),
         *_only(others, filters.NotEmpty()),
         *(_only(own, RepairEncoding()) if corpus.repair_encoding else []),
+        *_steps_of_rules(corpus, recipe.language, damage.mends),
         *_only(own, filters.Normalise()),
         *_language_steps(corpus, recipe.language),
+        *_only(own, *map(OwnStep, corpus.own_steps)),
         *_only(code, *code_filters(corpus.code)),
         *_pair_steps(corpus),
         *_only(chats, WholeConversations()),
         *_only(cleaned_chats, AlternatingTurns()),
+        *decontamination(recipe),
     ]
 
 
@@ -245,10 +251,16 @@ def _only(names: Sequence[str], *steps: CorpusStep) -> list[CorpusStep]:
 
 
 def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
+    return _steps_of_rules(corpus, language, filters.line_filters, filters.document_filters, filters.masks)
+
+
+def _steps_of_rules(
+    corpus: Corpus, language: str, *makers: Callable[[Corpus, LanguageRule], Sequence[CorpusStep]]
+) -> list[CorpusStep]:
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
-    for make in (filters.line_filters, filters.document_filters, filters.masks):
+    for make in makers:
         for rule, names in groups.items():
             detail = " or ".join(rule.languages) if len(groups) > 1 else ""
             steps += [step.for_sources(names, detail) for step in make(corpus, rule)]

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -15,7 +16,7 @@ import xxhash
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language, language_code
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import limits_of, marked_letters_of
 from kielo.recipe.sections import IDENTIFIERS, Corpus, Source
 from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
@@ -33,12 +34,20 @@ LATER: JsonTable = {
         "words",
         "near_copies",
         "near_copies_keep",
+        "damage",
+        "decontaminate",
+        "own_steps",
     )
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
+# Words, numbers and signs, about as spaCy has them: a hyphen parts words, an apostrophe does not.
+_TOKEN = regex.compile(
+    r"\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*|\p{N}+(?:[.,:]\p{N}+)*|\.\.\.|[^\s\p{L}\p{N}]"
+)
+_NUM_REMEMBERED, _MOST_REMEMBERED_CHARACTERS = 200_000, 40
 CutWords = Callable[[list[str]], list[str]]
 _LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
 
@@ -170,7 +179,10 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [_codes(source, name) for source in corpus.sources],
         "language_rules": {name: asdict(rules[name]) for name in rules},
-        **({"quality_limits": _quality_limits(rules)} if corpus.quality == "fineweb2" else {}),
+        **({"quality_limits": _quality_limits(corpus, rules)} if corpus.quality == "fineweb2" else {}),
+        **({"decontaminate": _names(corpus.decontaminate)} if corpus.decontaminate else {}),
+        **({"own_steps": _own_steps(corpus.own_steps)} if corpus.own_steps else {}),
+        **({"marked_letters": _marked_letters(rules)} if "lost_diacritics" in corpus.damage else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
@@ -186,12 +198,59 @@ def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
     return {name: scores for name, scores in least.items() if scores != [None, None]}
 
 
-def _quality_limits(rules: dict[str, LanguageRule]) -> JsonTable:
-    return {name: limits_of(rule.languages).model_dump(mode="json") for name, rule in rules.items()}
+def _quality_limits(corpus: Corpus, rules: dict[str, LanguageRule]) -> JsonTable:
+    is_cut = corpus.words == "icu"
+    return {name: limits_of(rule.languages, is_cut).model_dump(mode="json") for name, rule in rules.items()}
+
+
+def _marked_letters(rules: dict[str, LanguageRule]) -> JsonTable:
+    return {code: marked_letters_of(code) for rule in rules.values() for code in rule.languages}
+
+
+def _names(files: bool | tuple[str, ...]) -> bool | list[str]:
+    """Return the files' names. Their hashes are inputs of the stage."""
+    return files if isinstance(files, bool) else [Path(file).name for file in files]
+
+
+def _own_steps(paths: Sequence[str]) -> list[list[str]]:
+    """Return name and hash of each own step. A machine that only trains may lack the files."""
+    found = []
+    for path in map(Path, paths):
+        digest = ""
+        with suppress(OSError):
+            digest = xxhash.xxh3_128_hexdigest(path.expanduser().read_bytes())
+        found.append([path.name, digest])
+    return found
 
 
 def _codes(source: Source, default: str) -> tuple[str, ...]:
     return tuple(map(language_code, source_languages(source, default)))
+
+
+class _Found(dict[str, tuple[str, ...]]):
+    """Text without white space → the matches of a pattern in it. Most of it recurs, and is remembered."""
+
+    def __init__(self, pattern: regex.Pattern) -> None:
+        self._find = pattern.findall
+
+    def __missing__(self, text: str) -> tuple[str, ...]:
+        found = tuple(self._find(text))
+        if len(text) <= _MOST_REMEMBERED_CHARACTERS:
+            if len(self) >= _NUM_REMEMBERED:
+                self.clear()
+            self[text] = found
+        return found
+
+    def in_text(self, text: str) -> list[str]:
+        return list(chain.from_iterable(map(self.__getitem__, text.split())))
+
+
+_WORDS, _TOKENS = _Found(WORD), _Found(_TOKEN)
+
+
+def cut_tokens(text: str) -> list[str]:
+    """Return the words, numbers and signs of a text."""
+    return _TOKENS.in_text(text)
 
 
 @dataclass(slots=True)
@@ -207,6 +266,7 @@ class SplitDocument:
     sides: tuple[str, str] | None = None  # the two texts of a pair that is not laid out yet
     cut_words: CutWords | None = None
     _words: list[list[str]] | None = None
+    _tokens: list[str] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -220,7 +280,7 @@ class SplitDocument:
     def set_lines(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
-        self._words = None
+        self._words = self._tokens = None
 
     def pair(self) -> tuple[str, str]:
         if self.sides is None:
@@ -237,10 +297,17 @@ class SplitDocument:
         if self._words is not None:
             self._words = [words for words, flag in zip(self._words, flags, strict=True) if flag]
         self.lines = [line for line, flag in zip(self.lines, flags, strict=True) if flag]
+        self._tokens = None
+
+    def tokens(self) -> list[str]:
+        """Return the words, numbers and signs of the text, which several filters count."""
+        if self._tokens is None:
+            self._tokens = cut_tokens(self.join())
+        return self._tokens
 
     def words(self) -> list[list[str]]:
         if self._words is None:
-            found: list[list[str]] = [WORD.findall(line) for line in self.lines]
+            found = list(map(_WORDS.in_text, self.lines))
             self._words = [self.cut_words(words) for words in found] if self.cut_words else found
         return self._words
 

@@ -16,12 +16,13 @@ from kielo.artifact.documents import SUFFIX, Document, DocumentWriter
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
+from kielo.corpus.evaluation_items import evaluation_source
+from kielo.corpus.raw_formats import RawSource, records
 from kielo.corpus.raw_texts import parse
 from kielo.dataset.document_packer import BEGINS_WITH, DocumentEncoder, empty_counts
 from kielo.recipe.cards import language_code
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import EvaluationText, Recipe, Source
+from kielo.recipe.sections import EvaluationText, Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 KIND, VERSION = "evaluation texts", 1
@@ -34,7 +35,7 @@ def pack_evaluation_texts(
     texts = recipe.evaluate.texts
     if not texts and manifest.read_manifest(folder) is None:
         return
-    sources = {text.name: _raw_source(text) for text in texts}
+    sources = {text.name: evaluation_source(text) for text in texts}
     inputs = {"tokenizer": manifest.hash_manifest(tokenizer_folder)}
     for name, source in sources.items():
         hashes = [manifest.hash_file(Path(source.root) / file) for file in source.files]
@@ -53,19 +54,6 @@ def pack_evaluation_texts(
             languages = [language_code(text.language or recipe.language)]
             made[text.name] = TokenCounts.model_validate({**counts, "languages": languages})
         stage.counts.update(EvaluationTextCounts(texts=made).content())
-
-
-def _raw_source(text: EvaluationText) -> RawSource:
-    place, where = Path(text.path).expanduser(), f"evaluate.texts, {text.name}: {text.path}"
-    if not place.is_file() and not place.is_dir():
-        raise KieloError(f"{where}: no such file or folder")
-    root, found = (place.parent, [place]) if place.is_file() else (place, sorted(place.rglob("*")))
-    paths = [path.relative_to(root) for path in found if path.is_file()]
-    files = tuple(path.as_posix() for path in paths if is_readable(path, text.kind))
-    if not files:
-        raise KieloError(f"{where}: no file of a known format. Fix: {formats(text.kind)}")
-    fields = {"path": text.path, "kind": text.kind, "text_field": text.text_field, "clean": False}
-    return raw_source(Source(name=text.name, **fields), root, files, origin=text.path)
 
 
 def _settings(text: EvaluationText) -> JsonTable:

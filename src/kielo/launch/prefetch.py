@@ -116,6 +116,8 @@ def missing_tasks(recipe: Recipe) -> list[str]:
 def own_files(recipe: Recipe) -> list[str]:
     """Return paths that the recipe names: files of a person, which are not brought."""
     paths = [path for source in recipe.corpus.sources if (path := source.local_path or source.tokens)]
+    paths += recipe.corpus.own_steps
+    paths += recipe.corpus.decontaminate if isinstance(recipe.corpus.decontaminate, tuple) else ()
     paths += [text.path for text in recipe.evaluate.texts]
     paths += recipe.evaluate.own_files.values()
     paths += recipe.evaluate.task_folders

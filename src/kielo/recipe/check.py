@@ -213,10 +213,11 @@ def _quality(recipe: Recipe) -> Found:
     for source in recipe.corpus.sources:
         if source.kind == "text" and source.clean and not source.tokens:
             try:
-                limits_of(tuple(map(language_code, languages_of(recipe, source))))
+                codes = tuple(map(language_code, languages_of(recipe, source)))
+                limits_of(codes, is_cut=recipe.corpus.words == "icu")
             except KieloError as problem:
                 yield (
-                    ("corpus.quality", "corpus.sources", "language"),
+                    ("corpus.quality", "corpus.words", "corpus.sources", "language"),
                     f"corpus.sources, {source.name}: {problem}",
                 )
 

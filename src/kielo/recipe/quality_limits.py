@@ -3,10 +3,12 @@
 `benchmarks/data/fineweb2_limits.py` writes the card from the configurations of `huggingface/fineweb-2`.
 """
 
+import json
 import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from pydantic import Field
 
@@ -14,6 +16,7 @@ from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
 
+MARKED_LETTERS = Path(__file__).resolve().parent.parent / "cards" / "quality" / "marked_letters.json"
 Share = float
 
 
@@ -55,20 +58,37 @@ def _limits() -> dict[str, QualityLimits]:
     return {code: QualityLimits(**row) for code, row in tomllib.loads(text).items()}
 
 
-def limits_of(languages: Sequence[str]) -> QualityLimits:
-    """Return the limits of a text's language, the code of a card. Raise KieloError if there are none."""
-    known = ", ".join(code for code in _limits() if language(code).has_spaces)
+@cache
+def _marked_letters() -> dict[str, Share]:
+    return json.loads(MARKED_LETTERS.read_text(encoding="utf-8"))["shares"]
+
+
+def marked_letters_of(code: str) -> Share | None:
+    """Return the share of a language's letters that have marks, or None if they are few or not known."""
+    return _marked_letters().get(code)
+
+
+def limits_of(languages: Sequence[str], is_cut: bool = False) -> QualityLimits:
+    """Return the limits of a text's language, the code of a card. Raise KieloError if there are none.
+
+    is_cut: whether a segmenter finds the words of languages without spaces (corpus.words = "icu").
+    """
+    known = ", ".join(code for code in _limits() if is_cut or language(code).has_spaces)
     fix = f'Fix: corpus.quality = "none", or a language of {known}'
     if len(languages) > 1:
         raise KieloError(
             f'corpus.quality = "fineweb2": {" and ".join(languages)} have different limits, and a source has '
             "both. Fix: a source for each language"
         )
-    if (found := _limits().get(languages[0])) is None:
+    if (found := known_limits(languages[0])) is None:
         raise KieloError(f'corpus.quality = "fineweb2": FineWeb2 has no limits for {languages[0]}. {fix}')
-    if not language(languages[0]).has_spaces:
+    if not is_cut and not language(languages[0]).has_spaces:
         raise KieloError(
             f'corpus.quality = "fineweb2": {languages[0]} is written without spaces between words, which the '
-            f"filters count. {fix}"
+            'filters count. Fix: corpus.words = "icu"'
         )
     return found
+
+
+def known_limits(code: str) -> QualityLimits | None:
+    return _limits().get(code)

@@ -372,6 +372,18 @@ class Corpus(Section):
     """Kinds of personal data that become the name of their kind, such as [EMAIL]. IBANs and national numbers
     are known by their check digits, phone numbers by the plans of the language's countries. Only with a
     source of running text that is cleaned."""
+    damage: tuple[
+        Literal["spaced_letters", "loops", "capitals", "keyword_lists", "lost_diacritics"], ...
+    ] = ()
+    """Classes of damaged text that are mended (spaced_letters, loops) or dropped. Only with a source of
+    running text that is cleaned."""
+    decontaminate: bool | tuple[str, ...] = False
+    """Whether documents are dropped that share 13 words in a row with evaluate.texts, evaluate.minimal_pairs
+    or evaluate.tasks. Or a list of files of such texts, .txt or .jsonl. Only with a source of raw text."""
+    own_steps: tuple[str, ...] = ()
+    """Python files with a function judge(text, metadata), which returns None or the reason to drop the
+    document, or change(text), which returns the new text. Only with a source of running text that is
+    cleaned."""
     workers: PositiveInt = 2
     """Processes that clean text, and later pack it."""
     code: CodeFilters = CodeFilters()

@@ -264,7 +264,7 @@ CONDITIONS = (
     _row(
         "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
         "corpus.deduplicate_lines corpus.quality corpus.repair_encoding corpus.mask_personal_data "
-        "corpus.near_copies",
+        "corpus.damage corpus.own_steps corpus.near_copies",
         "corpus.sources",
         _cleans("text"),
         "because no source of running text is cleaned. Fix: clean = true of a source",
@@ -276,7 +276,7 @@ CONDITIONS = (
         'with corpus.near_copies = "none". Fix: corpus.near_copies = "fineweb2"',
     ),
     _row(
-        "corpus.deduplicate_documents corpus.max_bad_share corpus.words",
+        "corpus.deduplicate_documents corpus.max_bad_share corpus.words corpus.decontaminate",
         "corpus.sources",
         _has_raw_text,
         "because all sources are ready tokens. Fix: a source of raw text",

@@ -1,0 +1,171 @@
+"""Damage that is planted in clean text, and which share of it the corpus stage removes or mends.
+
+    apt-get download libreoffice-help-{et,fi,cs,hu,tr,el,ru,hi}     # Debian packages, as the demos have
+    for file in *.deb; do dpkg-deb -x $file FOLDER; done
+    python benchmarks/data/planted_damage.py FOLDER
+
+The help pages of eight languages in four scripts are cleaned without the keys that are measured. Half of the
+documents stay as they are. Each other document gets one class of damage. Then the corpus stage runs with all
+keys. Damage counts as removed if the document or the damaged line is gone, as mended if the text is again
+the text before. Writes results/planted_damage.json. Bars: 0.98 of each class, and 0.99 of the clean text.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import regex
+
+from kielo.artifact.documents import read_documents
+from kielo.corpus.corpus_stage import run_corpus
+from kielo.recipe.quality_limits import marked_letters_of
+from kielo.recipe.sections import Corpus, Recipe, Source
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "planted_damage.json"
+LANGUAGES = ("et", "fi", "cs", "hu", "tr", "el", "ru", "hi")
+LEAST_CHARACTERS, MOST_PAGES = 600, 1000
+KEYS: dict[str, Any] = {
+    "damage": ("spaced_letters", "loops", "capitals", "keyword_lists", "lost_diacritics"),
+    "repair_encoding": True,
+    "mask_personal_data": ("email", "ip", "iban", "phone"),
+}
+STROKES = str.maketrans("đĐłŁøØıħĦðÐəƏ", "dDlLoOihHdDeE") | {
+    ord(letter): bare for letter, bare in zip("ßæœþÞ", ("ss", "ae", "oe", "th", "Th"), strict=True)
+}
+PERSONAL = ("mari.maasikas@example.org", "+37256123456", "DE89 3704 0044 0532 0130 00", "193.40.5.73")
+BOILERPLATE = "Menu | Login | Cookie settings | © 2019 – 2024"
+
+
+def without_marks(text: str) -> str:
+    bare = "".join(one for one in normalize("NFD", text) if not regex.match(r"\p{Mn}", one))
+    return normalize("NFC", bare).translate(STROKES)
+
+
+def spaced(text: str, drawn: random.Random) -> str:
+    return "\n".join(" ".join(line) for line in text.split("\n"))
+
+
+def looped(text: str, drawn: random.Random) -> str:
+    """Repeat some words of a line where they are."""
+    lines = text.split("\n")
+    number = max(range(len(lines)), key=lambda one: len(lines[one]))
+    words = lines[number].split()
+    place, length = drawn.randrange(max(1, len(words) - 6)), drawn.randrange(4, 12)
+    piece = words[place : place + length]
+    lines[number] = " ".join(words[:place] + piece * drawn.randrange(5, 30) + words[place + length :])
+    return "\n".join(lines)
+
+
+def keywords(text: str, drawn: random.Random) -> str:
+    words = [word for word in regex.findall(r"[\p{L}\p{M}]+", text) if len(word) > 4]
+    return text + "\n" + ", ".join(drawn.choices(words, k=drawn.randrange(20, 80)))
+
+
+def mojibake(text: str, drawn: random.Random) -> str:
+    """Read the UTF-8 as the encoding of a byte that a person's program had by default."""
+    return text.encode().decode("latin-1")
+
+
+def personal(text: str, drawn: random.Random) -> str:
+    return text + "\n" + text.partition("\n")[0] + " " + drawn.choice(PERSONAL) + "."
+
+
+def boilerplate(text: str, drawn: random.Random) -> str:
+    return BOILERPLATE + "\n" + text
+
+
+DAMAGE: dict[str, Callable[[str, random.Random], str]] = {
+    "spaced letters": spaced,
+    "loops": looped,
+    "capitals": lambda text, drawn: text.upper(),
+    "keyword lists": keywords,
+    "lost diacritics": lambda text, drawn: without_marks(text),
+    "mojibake": mojibake,
+    "personal data": personal,
+    "boilerplate lines": boilerplate,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="with usr/share/libreoffice/help/LANGUAGE")
+    parser.add_argument("--languages", nargs="*", default=LANGUAGES)
+    parser.add_argument("--pages", type=int, default=MOST_PAGES)
+    options = parser.parse_args()
+    rows = {code: measured(code, options.folder, options.pages) for code in options.languages}
+    names = [*DAMAGE, "clean text kept"]
+    shares = {name: {code: row[name] for code, row in rows.items() if name in row} for name in names}
+    found = {
+        "date": date.today().isoformat(),
+        "keys": KEYS,
+        "documents": {code: row["documents"] for code, row in rows.items()},
+        "removed_or_mended": shares,
+        "lowest": {name: min(row.values()) for name, row in shares.items() if row},
+    }
+    RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def measured(code: str, folder: Path, num_pages: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place:
+        pages = folder / "usr/share/libreoffice/help" / code
+        clean = [text for _, text in cleaned(code, pages, Path(place) / "clean", {}, num_pages)]
+        texts = [text for text in clean if len(text) >= LEAST_CHARACTERS]
+        drawn, planted, kinds = random.Random(code), {}, applicable(code)
+        file = Path(place) / "damaged.jsonl"
+        with file.open("w", encoding="utf-8") as out:
+            for number, text in enumerate(texts):
+                kind = "clean text kept" if number % 2 else kinds[number // 2 % len(kinds)]
+                damaged = text if number % 2 else DAMAGE[kind](text, drawn)
+                planted[f"{number}"] = (kind, text, damaged)
+                out.write(json.dumps({"id": f"{number}", "text": damaged}, ensure_ascii=False) + "\n")
+        # Lines recur within a help page's siblings, and are no damage here but for the planted line.
+        left = dict(cleaned(code, file, Path(place) / "left", KEYS))
+    counts: dict[str, Counter[bool]] = defaultdict(Counter)
+    once = [number for number, text in left.items() if BOILERPLATE in text][:1]
+    for number, (kind, text, damaged) in planted.items():
+        now = left.get(number)
+        counts[kind][is_right(kind, text, damaged, now) or number in once] += 1
+    shares = {kind: round(count[True] / count.total(), 4) for kind, count in counts.items()}
+    return {"documents": len(texts)} | shares
+
+
+def applicable(code: str) -> list[str]:
+    """Return the classes that a language can have: no capitals in Hindi, few marks in Russian."""
+    without = {"hi": {"capitals", "lost diacritics"}}.get(code, set())
+    if marked_letters_of(code) is None:
+        without = without | {"lost diacritics"}
+    return [kind for kind in DAMAGE if kind not in without]
+
+
+def is_right(kind: str, text: str, damaged: str, now: str | None) -> bool:
+    if kind == "clean text kept":
+        return now == text
+    if kind in ("personal data", "boilerplate lines"):
+        planted = PERSONAL if kind == "personal data" else (BOILERPLATE,)
+        return now is None or not any(one in now for one in planted)
+    return now is None or now == text
+
+
+def cleaned(
+    code: str, path: Path, folder: Path, keys: dict[str, Any], num_pages: int | None = None
+) -> Iterator[tuple[str, str]]:
+    source = Source(path=str(path), max_documents=num_pages)
+    corpus = Corpus(sources=(source,), workers=1, deduplicate_lines=True, **keys)
+    recipe = Recipe(name="damage", language=code, corpus=corpus)
+    run_corpus(recipe, folder, folder.with_name("raw"), progress=False)
+    for file in sorted((folder / "documents").iterdir()):
+        yield from ((document["id"], document["text"]) for document in read_documents(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The texts of a recipe's evaluation, as corpus.decontaminate looks for them in training text.
+
+They are [[evaluate.texts]], minimal pairs, questions of tasks in the folder of `kielo prefetch`, questions in
+folders of own tasks, or the files that the recipe names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kielo.artifact.manifest import hash_file, hash_json
+from kielo.artifact.prefetched import Prefetched, prefetched_folder
+from kielo.artifact.stage_json import read_json
+from kielo.artifact.text_files import read_lines
+from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
+from kielo.corpus.raw_texts import parse
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import EvaluationText, Recipe, Source
+
+_KEY = "corpus.decontaminate"
+_LINES, _FIELDS, _TABLE, _ARROW = ".txt", ".jsonl", ".tsv", ".arrow"
+_TRAINING = "-train"  # in the name of a task's file, whose examples are for training
+_MAX_LINE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class EvaluationItems:
+    """Texts of one evaluation. text: set for [[evaluate.texts]], whose files are read as corpora are."""
+
+    name: str
+    files: tuple[Path, ...]
+    text: EvaluationText | None = None
+
+    def fingerprint(self) -> str:
+        return hash_json([hash_file(path) for path in self.files])
+
+    def texts(self) -> Iterator[str]:
+        if self.text is None:
+            for path in self.files:
+                yield from _strings_of(path)
+            return
+        source = evaluation_source(self.text)
+        for record in records(source, _MAX_LINE_BYTES):
+            yield parse(record, source, _MAX_LINE_BYTES).text
+
+
+def evaluation_items(recipe: Recipe) -> list[EvaluationItems]:
+    """Return the texts to look for. Raises KieloError for a missing file, or tasks without data."""
+    wanted = recipe.corpus.decontaminate
+    if wanted is False:
+        return []
+    if isinstance(wanted, tuple):
+        return [EvaluationItems(Path(name).name, _files_of(_KEY, name)) for name in wanted]
+    of, found = recipe.evaluate, []
+    for text in of.texts:
+        source = evaluation_source(text)
+        found.append(
+            EvaluationItems(text.name, tuple(Path(source.root) / name for name in source.files), text)
+        )
+    if of.minimal_pairs:
+        found.append(EvaluationItems("minimal pairs", _files_of("evaluate.minimal_pairs", of.minimal_pairs)))
+    for folder in of.task_folders if of.tasks else ():
+        for path in sorted(Path(folder).expanduser().absolute().glob(f"*{_FIELDS}")):
+            found.append(EvaluationItems(path.stem, (path,)))
+    found += _prefetched_tasks() if of.tasks else []
+    if not found:
+        prefetch = "kielo prefetch RECIPE --to DIR, then export KIELO_PREFETCHED=DIR"
+        raise KieloError(
+            f"{_KEY} = true: no text of the recipe's evaluation is on this machine. Fix: "
+            + (prefetch if of.tasks else f"{_KEY} = [FILE, ...]")
+        )
+    return found
+
+
+def lacks_tasks(recipe: Recipe) -> bool:
+    """Return True if the recipe has tasks whose questions are not on this machine."""
+    is_wanted = recipe.corpus.decontaminate is True and bool(recipe.evaluate.tasks)
+    return is_wanted and prefetched_folder() is None
+
+
+def _prefetched_tasks() -> list[EvaluationItems]:
+    folder = prefetched_folder()
+    if folder is None:
+        return []
+    found = []
+    listed = read_json(folder, Prefetched)
+    for one in listed.brought if listed else ():
+        if one.kind != "task" or not one.folder:
+            continue
+        files = sorted((folder / one.folder).glob(f"*{_ARROW}"))
+        if files := [path for path in files if _TRAINING not in path.name] or files:
+            found.append(EvaluationItems(one.name, tuple(files)))
+    return found
+
+
+def _files_of(key: str, given: str) -> tuple[Path, ...]:
+    place = Path(given).expanduser().absolute()
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    files = [path for path in files if path.is_file() and _format(path)]
+    if not files:
+        raise KieloError(
+            f"{key}: {given}: no file of text for {_KEY}. Fix: a file or folder of {_LINES}, {_FIELDS} or "
+            f"{_TABLE}"
+        )
+    return tuple(files)
+
+
+def _format(path: Path) -> str:
+    return next((one for one in path.suffixes if one in (_LINES, _FIELDS, _TABLE, _ARROW)), "")
+
+
+def _strings_of(path: Path) -> Iterator[str]:
+    form = _format(path)
+    if form == _ARROW:
+        yield from _strings_of_arrow(path)
+        return
+    for number, line in read_lines(path, _MAX_LINE_BYTES, None):
+        if line is None:
+            raise KieloError(f"{_KEY}: {path}, line {number}: over {_MAX_LINE_BYTES:,} bytes. Fix: cut it")
+        if form == _FIELDS:
+            if line.strip():
+                yield from _strings_in(_parsed(line, path, number))
+            continue
+        text = line.decode("utf-8", "replace")
+        yield from text.split("\t") if form == _TABLE else (text,)
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise KieloError(
+            f"{_KEY}: {path}, line {number}: not valid JSON ({error}). Fix: correct it"
+        ) from None
+
+
+def _strings_of_arrow(path: Path) -> Iterator[str]:
+    import pyarrow as pa
+
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+            for batch in stream:
+                for row in batch.to_pylist():
+                    yield from _strings_in(row)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise KieloError(f"{_KEY}: {path}: {error}. Fix: kielo prefetch again") from None
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(part)
+
+
+def evaluation_source(text: EvaluationText) -> RawSource:
+    """Return the files of an [[evaluate.texts]] as a source. Raises KieloError if there are none."""
+    place, where = Path(text.path).expanduser(), f"evaluate.texts, {text.name}: {text.path}"
+    if not place.is_file() and not place.is_dir():
+        raise KieloError(f"{where}: no such file or folder")
+    root, found = (place.parent, [place]) if place.is_file() else (place, sorted(place.rglob("*")))
+    paths = [path.relative_to(root) for path in found if path.is_file()]
+    files = tuple(path.as_posix() for path in paths if is_readable(path, text.kind))
+    if not files:
+        raise KieloError(f"{where}: no file of a known format. Fix: {formats(text.kind)}")
+    fields = {"path": text.path, "kind": text.kind, "text_field": text.text_field, "clean": False}
+    return raw_source(Source(name=text.name, **fields), root, files, origin=text.path)
