@@ -151,8 +151,8 @@ def page_text(html: str) -> str:
 
 def _prose(tree: LexborHTMLParser) -> tuple[str, Counter[str]]:
     """Return the lines of a page, and the number of elements without prose by tag."""
-    roots = tree.css(f"{ARTICLE}:not({ARTICLE} *)") or [tree.body]
-    parts = [_without_skipped(root.html or "") for root in roots if root is not None]
+    roots = tree.css(f"{ARTICLE}:not({ARTICLE} *)") or ([tree.body] if tree.body is not None else [])
+    parts = [_without_skipped(root.html or "") for root in roots]
     seen = sum((number for _, number in parts), Counter[str]())
     return "\n".join(filter(None, (_lines(html) for html, _ in parts))), seen
 

@@ -272,7 +272,7 @@ def would_start(plan: JobPlan) -> tuple[str, str]:
     """
     asked = SCHEDULERS[plan.site.scheduler]
     _refuse_without(asked.test, plan.site.scheduler)
-    words = [word for word in asked.request(plan, Path(), False) if word and not word.startswith("--output")]
+    words = [word for word in asked.request(plan, Path()) if word and not word.startswith("--output")]
     done = _run([*asked.test, *words, "--wrap=true"], ESTIMATE_SECONDS)
     said = " ".join((done.stdout + done.stderr).split())
     if found := _START.search(said):
