@@ -87,7 +87,7 @@ KINDS: dict[str, Kind] = {
             put(a__jsonl=LINES, **{f"b__{suffix}": "x"}), None,
             ("1 files that look like data would not be read", f"b.{suffix.replace('__', '.')}", "leave_out"),
         )
-        for suffix in ("csv", "pdf", "arrow", "tsv__gz", "jsonl__lz4", "zip", "warc__gz", "docx")
+        for suffix in ("csv", "pdf", "arrow", "tsv__gz", "jsonl__lz4", "zip", "docx")
     },
     "a file that the recipe leaves out": Kind(
         put(a__jsonl=LINES, b__csv="x", c__jsonl="no JSON"), texts(), keys={"leave_out": ["*.csv", "c.*"]},

@@ -201,7 +201,7 @@ def _without_unclosed(html: str, tags: Iterable[str]) -> str:
     removed: list[tuple[int, int]] = []
     for tag in tags:
         opened: list[tuple[int, int]] = []
-        text = "[^<]*" if tag == "title" else ""  # which is no prose either
+        text = "[^<]*" if tag in ("title", "script", "style") else ""  # which is no prose either
         for found in re.finditer(rf"<(/?){tag}\b[^>]*?(/?)>{text}", html, re.IGNORECASE):
             if found[1]:
                 del opened[-1:]
