@@ -75,7 +75,7 @@ def test_the_first_4000_characters_are_read_and_short_texts_once(spoken):
     """Texts of up to 200 characters are remembered, and the last text: a line that is a document."""
     step, other = judge(["et"], 0.5), "et=0.9 ".ljust(300, "b")
     for size in (199, 200, 201, 4000, 5000):
-        text = "et=0.9 ".ljust(size, "a")
+        text = f"et=0.9 {size} ".ljust(size, "a")
         for one in (text, text, other, text):
             assert step.verdict(one, 1) is None
     sizes = [len(text) for text in spoken.asked if text != other]
