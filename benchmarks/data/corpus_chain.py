@@ -51,7 +51,7 @@ def main() -> None:
     lines, size = [], 0
     for turn in range(1000):
         for text in texts:
-            line = f"{text} ({turn})".replace("\n", " ")
+            line = f"({turn}) {text}".replace("\n", " ")
             lines.append(line)
             size += len(line.encode()) + 1
             if size >= options.megabytes * 1e6:

@@ -65,8 +65,9 @@ def test_capitals_go_and_headings_stay():
 
 def test_keyword_lists_go_and_sentences_stay():
     step, words = KeywordLists(frozenset({"ja", "on"})), " ".join(ESTONIAN).replace(".", "").split()
+    listed_words = [word for word in words if len(word) > 4]
     bare = " ".join(words).replace(",", "").replace(" ja ", " ")
-    for listed in (", ".join(words), " | ".join(words), bare):
+    for listed in (", ".join(listed_words), " | ".join(listed_words), bare):
         assert after(step, listed) is None
     names = "Kohal olid Mari, Jüri, Ants, Liis ja veel paljud teised, kes elasid metsa ääres, ning laulsid."
     text = f"{names}\n{' '.join(ESTONIAN)}"

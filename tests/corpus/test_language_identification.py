@@ -72,12 +72,14 @@ def test_bytes_are_counted_at_each_threshold_that_is_reached(spoken):
 
 
 def test_the_first_4000_characters_are_read_and_short_texts_once(spoken):
-    """Texts of up to 200 characters are remembered."""
-    step = judge(["et"], 0.5)
+    """Texts of up to 200 characters are remembered, and the last text: a line that is a document."""
+    step, other = judge(["et"], 0.5), "et=0.9 ".ljust(300, "b")
     for size in (199, 200, 201, 4000, 5000):
-        text = "et=0.9 ".ljust(size, "a")
-        assert step.verdict(text, 1) is None and step.verdict(text, 1) is None
-    assert [len(text) for text in spoken.asked] == [199, 200, 201, 201, 4000, 4000, 4000, 4000]
+        text = f"et=0.9 {size} ".ljust(size, "a")
+        for one in (text, text, other, text):
+            assert step.verdict(one, 1) is None
+    sizes = [len(text) for text in spoken.asked if text != other]
+    assert sizes == [199, 200, 201, 201, 4000, 4000, 4000, 4000]
 
 
 def test_fasttext_reads_a_line_and_capitals_as_small_letters(monkeypatch):

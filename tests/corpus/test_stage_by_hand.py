@@ -100,13 +100,13 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
             "documents_in": 15,
             "bytes_in": size - 2, "bad_records": 1, "damaged_file_bytes": 0,
             "bad_examples": ["a.txt, line 15: invalid UTF-8 (byte 0xf5); convert the file"],
-            "documents_kept": 12, "bytes_kept": kept, "repaired_lines": 0, "masked": {},
+            "documents_kept": 12, "bytes_kept": kept, "repaired_lines": 0, "masked": {}, "mended": {},
         },
         {
             "name": "b", "origin": page["path"], "files": 1, "files_not_read": 0, "file_bytes": 25,
             "documents_in": 1,
             "bytes_in": 13, "bad_records": 0, "damaged_file_bytes": 0, "bad_examples": [],
-            "documents_kept": 1, "bytes_kept": 13, "repaired_lines": 0, "masked": {},
+            "documents_kept": 1, "bytes_kept": 13, "repaired_lines": 0, "masked": {}, "mended": {},
         },
     ]  # fmt: skip
     found = [dict(one) for one in made.counts["sources"]]

@@ -24,7 +24,8 @@ _LEAST_TOKENS, _SINGLE_SHARE, _SPACE_SHARE = 8, 0.8, 0.4
 _LEAST_COPIES, _LEAST_LOOP_CHARACTERS, _MOST_PERIOD = 3, 60, 300
 _PIECE = 16  # characters that are looked for again in a line
 _LEAST_CASED, _UPPER_IN_LINE, _UPPER_IN_DOCUMENT = 30, 0.7, 0.5
-_LEAST_ITEMS, _SHORT_SHARE, _MOST_ITEM_WORDS, _LEAST_BARE_WORDS = 15, 0.9, 3, 40
+_LEAST_ITEMS, _SHORT_SHARE, _LEAST_BARE_WORDS = 15, 0.9, 40
+_MOST_ITEM_WORDS, _LEAST_ITEM_LETTERS = 3, 4  # codes and numbers are no keywords
 _LEAST_EXPECTED, _LOST_SHARE = 20, 0.15  # marked letters of a document, and their share that is still there
 
 _WORD_GAP = regex.compile(r"\s{2,}")
@@ -199,7 +200,10 @@ class KeywordLists(LineFilter):
                 and self.stop_words.isdisjoint(words)
                 and not _SENTENCE_SIGN.search(line)
             )
-        short = sum(len(item.split()) <= _MOST_ITEM_WORDS for item in items)
+        short = sum(
+            len(item.split()) <= _MOST_ITEM_WORDS and sum(map(str.isalpha, item)) >= _LEAST_ITEM_LETTERS
+            for item in items
+        )
         return short >= _SHORT_SHARE * len(items)
 
 

@@ -4,7 +4,7 @@ A model may know a language under several codes (Bokmål as `no` or `nb`). The d
 benchmarks/data/language_identification.py. Filters count how much other thresholds would keep.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ REMEMBERED_TEXTS = 50_000
 REMEMBERED_CHARACTERS = 200
 
 
-class Identifier(Hashable, Protocol):
+class Identifier(Protocol):
     def probabilities(self, text: str) -> dict[str, float]:
         """Return code → probability, for every code that matters. They sum to at most 1."""
 
@@ -133,23 +133,20 @@ def load_identifier(name: str) -> Identifier:
     return FastText(path) if is_fasttext else LearnedIdentifier.read(path)
 
 
-@lru_cache(maxsize=8)
-def _identification(model: Identifier, codes: tuple[str, ...]) -> Callable[[str], tuple[float, str]]:
-    """Return a function: text → the probability of the codes, and the best code.
+class _Last:
+    """The last text that a model judged: a document of one line is judged as a line and as a document."""
 
-    It remembers its last text, because a document of one line is judged as a line and as a document.
-    """
-    last, result = "", (0.0, "?")
+    model: Identifier | None = None
+    text = ""
+    probabilities: dict[str, float] = {}
 
-    def identify(text: str) -> tuple[float, str]:
-        nonlocal last, result
-        if text != last:
-            probabilities = model.probabilities(text[:MAX_CHARACTERS])
-            best = max(probabilities, key=probabilities.__getitem__, default="?")
-            last, result = text, (sum(probabilities.get(code, 0.0) for code in codes), best)
-        return result
+    def of(self, model: Identifier, text: str) -> dict[str, float]:
+        if self.model is not model or self.text != text:
+            self.model, self.text, self.probabilities = model, text, model.probabilities(text)
+        return self.probabilities
 
-    return identify
+
+_LAST = _Last()
 
 
 @dataclass
@@ -170,8 +167,13 @@ class LanguageFilter(CorpusStep):
                 "your own"
             )
 
-        self.identify = _identification(model, tuple(own_codes))
-        self.remembered = lru_cache(maxsize=REMEMBERED_TEXTS)(self.identify)
+        # Without `self`, so that no cycle of references keeps the remembered texts alive.
+        def identify(text: str) -> tuple[float, str]:
+            probabilities = _LAST.of(model, text[:MAX_CHARACTERS])
+            best = max(probabilities, key=probabilities.__getitem__, default="?")
+            return sum(probabilities.get(code, 0.0) for code in own_codes), best
+
+        self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)
 
     def verdict(self, text: str, num_bytes: int) -> str | None:
         probability, best = (self.remembered if len(text) <= REMEMBERED_CHARACTERS else self.identify)(text)
