@@ -40,7 +40,9 @@ class Launching:
             "plan_jobs": self._planned(lambda: self.plan),
             "check_ready": self._step("check"),
             "network_needed": lambda of: self.note,
-            "job_paths": lambda of: [JobPath("/a", "reads", f"packs: {bool(of.shared_stage)}")],
+            "job_paths": lambda of: [
+                JobPath("/a", "reads", f"packs: {bool(getattr(of, 'shared_stage', None))}")
+            ],
             "starts_of": lambda of, sizes: Starts([], "nobody knows"),
             "one_launch_at_a_time": lambda of: nullcontext(),
             "refuse_without_scheduler": self._step("scheduler"),
@@ -245,7 +247,7 @@ def test_what_a_ladder_chooses_itself_is_refused(launching, capsys) -> None:
 def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """The state of a run that was launched, and none of whose jobs has begun."""
     launch = SimpleNamespace(
-        job_name="mine", nodes=3, cluster="here", devices=12, scheduler="slurm", forecast=None
+        job_name="mine", nodes=3, cluster="here", devices=12, scheduler="slurm", forecast=None, work="train"
     )
     folder = tmp_path / "launch" / "0001"
     (folder / "chain").mkdir(parents=True)

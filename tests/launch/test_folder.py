@@ -90,7 +90,7 @@ def test_the_papers_of_a_launch(here, monkeypatch) -> None:
     assert found == {
         "cluster": "laptop", "scheduler": "slurm", "job_name": "mine", "nodes": 3, "spares": 2, "devices": 12,
         "partition": "q", "wall_seconds": 7384, "grace_seconds": 300, "jobs": 5,
-        "forecast": forecast().model_dump(), "no_forecast": "",
+        "forecast": forecast().model_dump(), "no_forecast": "", "work": "train",
     }  # fmt: skip
     assert versions["card"] == "here, 2026-11" and versions["sbatch"] == "slurm 1.2"
     assert {"kielo", "python"} < set(versions)

@@ -194,7 +194,7 @@ def test_a_corpus_is_made_by_an_array_of_which_a_job_is_lost(tmp_path, monkeypat
     for name in "ab":
         lines = [f"{name if number % 2 else 'x'} {number}: lause number {number}" for number in range(400)]
         (tmp_path / f"{name}.txt").write_text("\n".join(lines))
-    sets = ["corpus.workers=1", "corpus.min_document_characters=5", "corpus.min_line_characters=1"]
+    sets = ["corpus.workers=1"]
     sets.append("corpus.sources=[{name='a',path='a.txt',clean=false},{name='b',path='b.txt',clean=false}]")
     flags = [word for key in sets for word in ("--set", key)]
     command = ["launch", "tiny.toml", "--corpus", "3", "--jobs", "2", *flags]
