@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from kielo.artifact import formats
 from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Outcome, append_alert
+from kielo.artifact.folder_copies import CheckpointCopies
 from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.launch_files import (
     Ladder,
@@ -45,6 +46,7 @@ def run_folder(tmp_path_factory):
     synthetic_run.write_run(folder)
     write_report(folder, synthetic_run.RECIPE, synthetic_run.STAGES)
     write_json(folder / "train", Outcome(outcome="requeue", step=4, tokens=512, exit_code=75, message="õ"))
+    write_json(folder / "train", CheckpointCopies(address="s3://õ", copied={"step_00000004": "0"}))
     file = TokenFile(
         name="a.bin", format="megatron", dtype="<u2", first_byte=0, tokens=9, documents=None, bytes=18,
         index_bytes=0, fingerprint="0",

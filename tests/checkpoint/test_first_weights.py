@@ -20,7 +20,7 @@ def calls(monkeypatch) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
 
     def loading(
-        parameters: Any, source: Path, model: Any, group: Any, transplant: Any = None
+        parameters: Any, source: Path, model: Any, group: Any, transplant: Any = None, state: Any = None
     ) -> dict[str, str]:
         found.append(("load", source, transplant))
         return {"w": "F32"}
@@ -36,7 +36,9 @@ def calls(monkeypatch) -> list[tuple[Any, ...]]:
 
 def of_run(folder: Path, transplant: str | None, vocab_size: int = 3) -> tuple[Any, Any]:
     model = SimpleNamespace(weights="w", transplant=transplant, vocab_size=vocab_size, model_type="m")
-    return SimpleNamespace(model=model, seed=11), SimpleNamespace(tokenizer_folder=str(folder))
+    train = SimpleNamespace(optimiser_from_weights=False)
+    identity = SimpleNamespace(model=model, train=train, seed=11)
+    return identity, SimpleNamespace(tokenizer_folder=str(folder))
 
 
 def row_map(old: str = "hash of weights/w", method: str = "mean") -> RowMap:

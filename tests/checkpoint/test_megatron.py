@@ -339,7 +339,7 @@ def test_what_the_arguments_leave_open_is_said(tmp_path) -> None:
         "is read as a llama",
         "all 64 rows of the vocabulary stay",
         "HuggingFaceTokenizer, my/tokenizer",
-        "its optimiser is not read, so moments, learning rate and data begin again: ",
+        "its moments are taken only with train.optimiser_from_weights = true",
     ):
         assert part in said
 

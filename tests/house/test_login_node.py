@@ -71,7 +71,7 @@ def test_the_command_line_loads_no_room():
 
 def test_cleaning_loads_no_tables_or_toolkits():
     """The corpus stage, which every worker imports anew, brings no library for data frames or pipelines."""
-    heavy = ("pandas", "nltk", "dill", "multiprocess", "datatrove", "pyarrow", "numpy")
+    heavy = ("pandas", "nltk", "dill", "multiprocess", "datatrove", "pyarrow", "scipy")
     assert loaded_after("import kielo.corpus.corpus_stage", heavy) == []
 
 

@@ -99,7 +99,7 @@ def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
     empty = ("packing", "chronicle", "versions", "stages")
     assert all(not getattr(found, key) and getattr(found, key) is not None for key in empty)
     nothing = {"corpus", "funnel", "tokenizer", "row_map", "tokens", "overview", "training",
-               "parity", "scores", "masked_scores", "export"}  # fmt: skip
+               "parity", "parity_on_ranks", "scores", "masked_scores", "export"}  # fmt: skip
     assert {key for key, value in vars(found).items() if value is None} == nothing
     assert found.run_folder == str(tmp_path) and found.kielo_version == __version__
     summary = summarise(found)

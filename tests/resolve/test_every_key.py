@@ -37,6 +37,7 @@ TWO = '[{name = "a", path = "a.txt"}, {name = "b", path = "b.txt", language = "f
 # Recipes in which keys are in force that the small one refuses; "ranks" is their number.
 CONTEXTS: list[dict[str, str]] = [
     {"train.schedule": '"wsd"'},
+    {"corpus.near_copies": '"hplt"'},
     {"layout.pipeline": "2", "ranks": "2"},
     {"layout.pipeline": "2", "layout.pipeline_schedule": '"interleaved_1f1b"', "ranks": "2"},
     {"layout.tensor": "2", "ranks": "2"},
@@ -95,6 +96,7 @@ OTHERS: dict[str, list[str]] = {
     "evaluate.part_of_speech.from_layer": ["2"], "checkpoint.memory_every_steps": ["100"],
     "checkpoint.copy_to": ["s3://bucket/run"],
     "corpus.mask_personal_data": ['["email"]'],
+    "corpus.damage": ['["loops"]'],
 }  # fmt: skip
 
 # What reads the key in every run, whatever the other keys say → the keys.
@@ -110,7 +112,8 @@ READ_BY_EVERY_RUN = {
         "corpus.min_line_characters", "corpus.min_document_characters", "corpus.deduplicate_lines",
         "corpus.deduplicate_documents", "corpus.max_document_bytes", "corpus.max_bad_share",
         "corpus.words", "corpus.workers", "corpus.quality", "corpus.repair_encoding",
-        "corpus.mask_personal_data",
+        "corpus.mask_personal_data", "corpus.near_copies", "corpus.damage", "corpus.decontaminate",
+        "corpus.own_steps",
     ),
     "the tokenizer stage, which learns a vocabulary": (
         "tokenizer.model", "tokenizer.min_frequency", "tokenizer.max_sample_bytes",
@@ -348,7 +351,7 @@ def test_every_key_of_a_phase_changes_the_run_or_is_refused(tokenizer) -> None:
 # Keys of any source of text at `path`; the others are refused there.
 OF_A_PATH = {
     "name", "path", "text_field", "kind", "language", "clean", "encoding", "leave_out", "documents",
-    "licence", "address", "max_documents",
+    "licence", "address", "max_documents", "min_language_score", "min_document_score",
 }  # fmt: skip
 OTHER_SOURCES = {
     "debian_package": '"wfinnish"', "huggingface_dataset": '"o/n"', "huggingface_subset": '"fi"',

@@ -25,7 +25,7 @@ SUBVERBS = {
     "list": ("checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged"),
     "show": ("checkpoint:show", "the content of a checkpoint; of a run, of the newest"),
     "verify": ("checkpoint:verify", "read every byte and compare it with its checksum"),
-    "copy": ("checkpoint:copy", "copies at an address such as s3://…, and back, verified"),
+    "copy": ("checkpoint:copy", "copies at an address such as s3://bucket/run, and back"),
     "average": ("checkpoint:average", "the mean of the weights of several checkpoints of one run"),
 }
 
