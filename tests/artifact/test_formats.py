@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from kielo.artifact import formats
 from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Outcome, append_alert
-from kielo.artifact.folder_copies import CheckpointCopies
+from kielo.artifact.folder_copies import CheckpointCopies, CopiesAt
 from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.launch_files import (
     Ladder,
@@ -46,7 +46,8 @@ def run_folder(tmp_path_factory):
     synthetic_run.write_run(folder)
     write_report(folder, synthetic_run.RECIPE, synthetic_run.STAGES)
     write_json(folder / "train", Outcome(outcome="requeue", step=4, tokens=512, exit_code=75, message="õ"))
-    write_json(folder / "train", CheckpointCopies(address="s3://õ", copied={"step_00000004": "0"}))
+    copies = CopiesAt(copied={"step_00000004": "0"}, begun={"step_00000004": ["1"]})
+    write_json(folder / "train", CheckpointCopies(addresses={"s3://õ": copies}))
     file = TokenFile(
         name="a.bin", format="megatron", dtype="<u2", first_byte=0, tokens=9, documents=None, bytes=18,
         index_bytes=0, fingerprint="0",

@@ -106,6 +106,50 @@ def test_another_run_s_copies_stay(tmp_path, address):
     assert (back / "manifest.json").read_bytes() == (first / "step_00000010" / "manifest.json").read_bytes()
 
 
+def test_a_copy_that_another_run_begins_is_left_alone(tmp_path, address, monkeypatch):
+    """Neither run writes into the copy of the other, and one refusal stops no other checkpoint's copy."""
+    first, other = saved(tmp_path / "a", 10), saved(tmp_path / "b", 10, 20)
+    files = fsspec.filesystem("memory")
+    real = type(files).put_file
+
+    def cut(self, here, there, **keys):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(files), "put_file", cut)
+    with pytest.raises(KeyboardInterrupt):
+        copy_checkpoints(first, address, print)
+    monkeypatch.setattr(type(files), "put_file", real)
+    with pytest.raises(KieloError, match="another step_00000010 is there, and stays"):
+        copy_checkpoints(other, address, print)
+    assert [path.name for path in not_copied(other, address)] == ["step_00000010"]
+    shutil.rmtree(first / "step_00000010")
+    saved(tmp_path / "a", 10)  # went back, and saved other bytes
+    assert copy_checkpoints(first, address, print) == ["step_00000010"]
+    there = address.removeprefix("memory:/") + "/step_00000010"
+    assert not files.exists(f"{there}/{folder_copies.CLAIM_NAME}")
+
+
+def test_a_step_saved_again_during_its_copy_is_not_mixed(tmp_path, address, monkeypatch):
+    """The copy has no manifest until all its files are of one save."""
+    checkpoints, files = saved(tmp_path / "run", 10), fsspec.filesystem("memory")
+    real = type(files).put_file
+    sent: list[str] = []
+
+    def save_between(self, here, there, **keys):
+        real(self, here, there, **keys)
+        if not sent:
+            sent.append(there)
+            shutil.rmtree(checkpoints / "step_00000010")
+            saved(tmp_path / "run", 10)
+
+    monkeypatch.setattr(type(files), "put_file", save_between)
+    assert copy_checkpoints(checkpoints, address, print) == []
+    there = address.removeprefix("memory:/") + "/step_00000010"
+    assert sent and not files.exists(f"{there}/manifest.json")
+    assert copy_checkpoints(checkpoints, address, print) == ["step_00000010"]
+    assert download_folder(f"{address}/step_00000010", tmp_path / "back", print).is_dir()
+
+
 def test_a_damaged_copy_is_not_brought_back(tmp_path, address):
     copy_checkpoints(saved(tmp_path / "run", 10), address, print)
     files = fsspec.filesystem("memory")

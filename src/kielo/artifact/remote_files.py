@@ -123,8 +123,8 @@ class RemoteFiles:
         if one.checksum is not None and _hash(part, one.checksum[0]) != one.checksum[1]:
             part.unlink()
             raise KieloError(
-                f"{one.path}: has another {one.checksum[0]} than the server tells, and was removed. Fix: the "
-                "same command fetches it again"
+                f"{without_query(one.path)}: has another {one.checksum[0]} than the server tells, and was "
+                "removed. Fix: the same command fetches it again"
             )
 
     def _read_on(self, one: RemoteFile, part: Path) -> None:
@@ -203,6 +203,16 @@ class RemoteFiles:
             return True
 
         return self.tried(send, path)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small file to `path`."""
+
+        def send() -> None:
+            if scheme_of(self.address) not in _WITHOUT_FOLDERS:
+                self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.system.pipe_file(path, content)
+
+        self.tried(send, path)
 
     def remove(self, path: str) -> None:
         self.tried(lambda: self.system.rm_file(path), path)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from kielo.artifact.manifest import hash_json
-from kielo.artifact.remote_files import ChangedFile, RemoteFile, RemoteFiles
+from kielo.artifact.remote_files import ChangedFile, RemoteFile, RemoteFiles, without_query
 from kielo.artifact.text_files import COMPRESSED
 from kielo.corpus.raw_formats import formats, is_about, is_left_out, is_readable, refuse_unread
 from kielo.recipe.addresses import scheme_of
@@ -194,18 +194,26 @@ def _fetch_file(there: RemoteFiles, one: RemoteFile, aside: Path) -> tuple[Remot
             aside / f"{name}.whole{''.join(PurePosixPath(one.name).suffixes)}",
             aside / f"{name}.part",
         )
-        if whole.is_file():
+        if whole.is_file() and one.bytes in (None, whole.stat().st_size):
             return one, whole
         try:
             there.download(one, part)
+            _sync(part)
             part.rename(whole)
             return one, whole
         except ChangedFile:
             part.unlink(missing_ok=True)
             one = there.describe(one.path, one.name)
     raise KieloError(
-        f"{one.path}: changed {CHANGES} times while it was read. Fix: run again when nobody writes"
+        f"{without_query(one.path)}: changed {CHANGES} times while it was read. Fix: run again when nobody "
+        "writes"
     )
+
+
+def _sync(path: Path) -> None:
+    """Wait until the file is on the disk, so that its name never outlives its content."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_apt_configuration(workplace: Path) -> Path:

@@ -4,7 +4,9 @@ import re
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PERSON = re.compile(r"://[^/]*@")
-_SECRET = re.compile(r"[?&;][^=&;]*(sig|token|secret|passw|credential|key)[^=&;]*=", re.IGNORECASE)
+_SECRET = re.compile(
+    r"[?&;][^=&;]*(sig|token|secret|pass|pwd|auth(?!or)|credential|key)[^=&;]*=", re.IGNORECASE
+)
 
 
 def is_address(path: str | None) -> bool:
