@@ -550,7 +550,7 @@ def at_work(tmp_path, large_text) -> Iterator[tuple[subprocess.Popen, str, Path]
         KIELO_TRIAL=str(tmp_path),
     )
     try:
-        while len(list((workplace / "run" / ".corpus.kielo").glob("*/cleaned/.*.kielo-partial"))) < 2:
+        while len(list((workplace / "run" / ".corpus.tasks").glob("*/clean/.*"))) < 2:
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)  # nothing tells of a file that another process makes
         yield process, marker, workplace

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -39,6 +39,9 @@ class WorkerEnded(KieloError):
     """A worker ended without an answer."""
 
     exit_code: int | None = None
+
+
+WATCH_SECONDS = 1.0  # between looks at workers without an answer
 
 
 @dataclass
@@ -129,7 +132,18 @@ class WorkerPool:
             elif pending[0].future in ended:
                 yield pending.popleft().future.result()
             else:
-                wait(at_work, return_when=FIRST_COMPLETED)
+                self._wait(at_work)
+
+    def _wait(self, at_work: Sequence[Future]) -> None:
+        """Wait for the first result, or for the end of a worker.
+
+        The executor's own thread (Python 3.11) watches the workers that it knew when it last woke up. It
+        overlooks the end of a worker that was started after that, until another worker ends.
+        """
+        while not wait(at_work, timeout=WATCH_SECONDS, return_when=FIRST_COMPLETED).done:
+            if any(process.exitcode is not None for process in self._context.started):
+                for process in self._context.started:
+                    process.terminate()
 
     def _submit(self, batch: Any) -> Future:
         if self._executor is None:
