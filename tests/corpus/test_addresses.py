@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import shutil
 import sys
 from itertools import count
 
@@ -64,7 +65,7 @@ def test_an_address_that_breaks_off_goes_on(tmp_path, web, has_ranges):
 
 
 def test_an_interrupted_fetch_resumes_in_another_process(tmp_path, web, monkeypatch):
-    """What has arrived stays beside the folder, and is not asked for again."""
+    """Pieces that arrived stay beside the folder, and are not asked for again."""
     monkeypatch.setattr(remote_files, "TRIES", 1)
     web.pages["/et.txt"] = Page(TEXT, statuses=[200, 200, 200, 500])
     with pytest.raises(
@@ -79,6 +80,33 @@ def test_an_interrupted_fetch_resumes_in_another_process(tmp_path, web, monkeypa
     fetched(tmp_path, f"{web.address}/et.txt")
     assert (tmp_path / "raw" / "a" / "et.txt").read_bytes() == TEXT
     assert f"bytes={have}-" in next(given for *_, given in web.asked if given)
+
+
+def test_a_file_without_a_version_is_begun_again(tmp_path, web, monkeypatch):
+    """A file of the same size can have taken its place since: no head of one joins the tail of another."""
+    monkeypatch.setattr(remote_files, "TRIES", 1)
+    web.pages["/et.txt"] = Page(TEXT, version="", statuses=[200, 200, 200, 500])
+    with pytest.raises(KieloError, match="could not be fetched"):
+        fetched(tmp_path, f"{web.address}/et.txt")
+    (part,) = (tmp_path / "raw").glob(".a.downloads/*.part")
+    assert part.stat().st_size >= 8000
+    web.pages["/et.txt"] = Page(TEXT.upper(), version="")
+    fetched(tmp_path, f"{web.address}/et.txt")
+    assert (tmp_path / "raw" / "a" / "et.txt").read_bytes() == TEXT.upper()
+
+
+def test_only_files_that_are_fetched_need_room(tmp_path, web, monkeypatch):
+    """The second file is not reached with max_documents, and its size is not asked for."""
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    root = f"/rooms{next(_NUMBER)}"
+    files.pipe_file(f"{root}/a.txt", TEXT)
+    files.pipe_file(f"{root}/b.txt", TEXT * 9)
+    free = shutil.disk_usage(tmp_path)._replace(free=len(TEXT) * 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(KieloError, match="disk full"):
+        fetched(tmp_path / "all", f"memory:/{root}")
+    one, _ = fetched(tmp_path / "few", f"memory:/{root}", max_documents=5)
+    assert one.files == ("a.txt",)
 
 
 def test_a_file_that_changes_between_its_pieces_is_begun_again(tmp_path, web):
@@ -131,7 +159,7 @@ _NUMBER = count()
 
 
 def test_a_folder_and_a_pattern_of_a_file_system(tmp_path):
-    """As of local paths: by kind, without what is left out, and other data are refused."""
+    """Files are chosen as those of local paths: by kind, without `leave_out`. Other data are refused."""
     fsspec = pytest.importorskip("fsspec")
     files, root = fsspec.filesystem("memory"), f"/bucket{next(_NUMBER)}"
     for name in ("b.txt", "a.txt", "deep/c.jsonl", "README.md", ".hidden.txt"):

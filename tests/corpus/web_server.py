@@ -69,8 +69,9 @@ class WebServer:
         request.send_response(status)
         for name, value in ((page.headers if page else {}) | (more or {})).items():
             request.send_header(name, value)
-        if page is not None:
+        if page is not None and page.version:
             request.send_header("ETag", f'"{page.version}"')
+        if page is not None:
             request.send_header("Accept-Ranges", "bytes" if page.has_ranges else "none")
         request.send_header("Content-Length", str(len(part)))
         request.end_headers()

@@ -118,7 +118,9 @@ def fetch_address(
         origin = f"{address}{_pin(there)}"
         wanted = _files_to_fetch(source, there)
         aside.mkdir(parents=True, exist_ok=True)
-        _refuse_full_disk(aside, wanted)
+        if source.max_documents is None:
+            there_already = sum(path.stat().st_size for path in aside.iterdir() if path.is_file())
+            _refuse_full_disk(aside, sum(one.bytes or 0 for one in wanted) - there_already)
         enough, num_rows, fetched = source.max_documents, 0, list[tuple[RemoteFile, Path]]()
         for number, one in enumerate(wanted, start=1):
             size = "" if one.bytes is None else f", {one.bytes / 1e6:,.1f} MB"
@@ -179,10 +181,8 @@ def _files_to_fetch(source: Source, there: RemoteFiles) -> list[RemoteFile]:
     return wanted
 
 
-def _refuse_full_disk(aside: Path, wanted: list[RemoteFile]) -> None:
-    there_already = sum(path.stat().st_size for path in aside.iterdir() if path.is_file())
-    needed, free = sum(one.bytes or 0 for one in wanted) - there_already, shutil.disk_usage(aside).free
-    if needed > free:
+def _refuse_full_disk(aside: Path, needed: int) -> None:
+    if needed > (free := shutil.disk_usage(aside).free):
         raise KieloError(f"disk full: {needed:,} bytes are needed, {free:,} are free. Fix: free space")
 
 
@@ -196,6 +196,7 @@ def _fetch_file(there: RemoteFiles, one: RemoteFile, aside: Path) -> tuple[Remot
         )
         if whole.is_file() and one.bytes in (None, whole.stat().st_size):
             return one, whole
+        _refuse_full_disk(aside, (one.bytes or 0) - (part.stat().st_size if part.is_file() else 0))
         try:
             there.download(one, part)
             _sync(part)
