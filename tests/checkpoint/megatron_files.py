@@ -228,7 +228,7 @@ UPDATES = 40
 
 
 def mixed_precision_state(chunks: list[Tensors]) -> dict[str, Any]:
-    """What Megatron's Float16OptimizerWithFloat16Params saves: torch's Adam over fp32 weights, in two groups.
+    """Return the state of a Float16OptimizerWithFloat16Params: Adam over fp32 weights, in two groups.
 
     Parameters with weight decay are the first group, biases and norms the second.
     """
@@ -248,7 +248,7 @@ def mixed_precision_state(chunks: list[Tensors]) -> dict[str, Any]:
 def write_universal(
     folder: Path, source: Source, tp: int, is_pipeline: bool = True, in_two_parts: bool = True, **changes: Any
 ) -> Path:
-    """What ds_to_universal.py makes: `folder`/global_step7_universal/zero/PARAMETER/{fp32,exp_avg,...}.pt.
+    """Write as ds_to_universal.py: `folder`/global_step7_universal/zero/PARAMETER/{fp32,exp_avg,...}.pt.
 
     Ranks' slices are joined: rows one after another, columns for the second matrices, vectors of all ranks
     once, a gated MLP by halves if the model declares it (`in_two_parts`), the vocabulary without padding.

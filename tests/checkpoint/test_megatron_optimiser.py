@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.checkpoint.hugging_face_import import load_first_moments, load_first_weights
+from kielo.checkpoint.hugging_face_import import load_first_moments, load_first_weights, read_tables
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.models.families import read_hf_config
@@ -38,7 +38,9 @@ def taken_over(reference: str, folder: Path) -> tuple[Any, Optimiser]:
     materialise(model, torch.device("cpu"), None)
     (folder / "tokenizer").mkdir(exist_ok=True)
     placement = argparse.Namespace(tokenizer_folder=str(folder / "tokenizer"))
-    load_first_weights(dict(model.named_parameters()), identity, placement)
+    dtypes = load_first_weights(dict(model.named_parameters()), identity, placement)
+    # An export has the dtypes of the model's weights, not of the optimiser's.
+    assert set(dtypes.values()) == {table.dtype for table in read_tables(resolve_weights(reference)).values()}
     optimiser = Optimiser(model.named_parameters(), TRAIN)
     optimiser.resume(load_first_moments(optimiser.moments(), identity), begun={})
     return model, optimiser

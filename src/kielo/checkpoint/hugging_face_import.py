@@ -282,7 +282,11 @@ def load_first_weights(
         if identity.train.optimiser_from_weights:
             Agreement(group).on_first(lambda: adam_facts(source))  # refuses a partial state
             state = "fp32"
-        return load_model_weights(parameters, source, model, group, state=state)
+        loaded = load_model_weights(parameters, source, model, group, state=state)
+        if state is None:
+            return loaded
+        stored = Agreement(group).on_first(lambda: read_tables(source))  # an export has the model's dtypes
+        return {name: stored[name].dtype if name in stored else dtype for name, dtype in loaded.items()}
     row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
     initial_value = families.module(model.model_type, "model").initial_value
 
