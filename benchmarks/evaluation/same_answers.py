@@ -45,7 +45,7 @@ Samples = dict[tuple[int, str], dict[str, Any]]  # (question, filter) → the ha
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="folder of a finished run with an export")
-    parser.add_argument("--to", type=Path, required=True, help="folder for the copy and all answers")
+    parser.add_argument("--to", type=Path, required=True, help="new folder for the copy and all answers")
     parser.add_argument("--belebele", type=Path, help="folder with LANGUAGE-test.csv")
     parser.add_argument("--task-folder", type=Path, help="folder of task files for lm-eval")
     parser.add_argument("--tasks", nargs="*", default=[], help="tasks of that folder")
@@ -60,6 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     options.sets = options.sets or layout
     options.to = options.to.resolve()
+    if options.to.exists() and any(options.to.iterdir()):
+        parser.error(f"--to {options.to}: is not empty, and its files stay. Name a new folder")
     folder = options.task_folder and options.task_folder.resolve()
     questions: dict[str, list[dict[str, str]]] = {}
     if options.belebele:
@@ -67,7 +69,6 @@ def main() -> None:
         questions = written_belebele(options.belebele, folder)
         options.tasks = list(questions)
     run = options.to / "run"
-    shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(options.run, run, ignore=shutil.ignore_patterns("evaluate", "evaluate_tasks", ".*.kielo"))
     ours = by_kielo(run, folder, options)
     theirs = by_the_harness(run / "hf", folder, options)
@@ -119,7 +120,6 @@ def by_kielo(run: Path, folder: Path | None, options: argparse.Namespace) -> dic
 
 def by_the_harness(export: Path, folder: Path | None, options: argparse.Namespace) -> dict[str, Samples]:
     to = options.to / "harness"
-    shutil.rmtree(to, ignore_errors=True)
     words = ["--model", "hf", "--model_args", f"pretrained={export},dtype=float32", "--device", "cpu"]
     words += [
         "--tasks",
