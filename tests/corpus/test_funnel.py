@@ -107,7 +107,7 @@ def test_the_message_of_an_empty_corpus_by_hand():
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_examples_of_a_border_are_the_smallest_hashes(workers):
-    """The same for any number of workers: ten lines that were dropped, and ten first lines that stayed."""
+    """Ten dropped lines and ten first lines that stayed are shown, the same for any number of workers."""
     short, long = [f"no {n}" for n in range(40)] * 2, [f"this line is long enough {n}" for n in range(40)]
     documents = [
         split_document(f"{one}\n{two}\nand another long line", str(n), "web", (0, n), {})

@@ -72,7 +72,7 @@ def test_shingles_are_runs_of_words_of_one_document():
 
 @pytest.mark.parametrize("keep, stays", [("first", "0"), ("longest", "3")])
 def test_a_document_of_a_cluster_stays_by_the_rule(tmp_path, monkeypatch, keep, stays):
-    """The same for any parts; the size of its cluster is kept, and exact copies count in it."""
+    """It is the same for any parts. The size of its cluster is kept, and exact copies count in it."""
     pytest.importorskip("rensa")
     first = text_of(1)
     texts = [first, text_of(2), changed(first, 0.01, 3), [*first, "lõpp"], first, text_of(4), ["lühike"] * 3]

@@ -23,7 +23,7 @@ def scores(tasks: list[TaskScore]) -> Scores:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is written to both."""
+    """Collect what both loggers get."""
     found: list[Any] = []
     run = SimpleNamespace(
         define_metric=lambda *_, **__: None, log=found.append, finish=lambda: found.append("finished")

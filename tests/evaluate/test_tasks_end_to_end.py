@@ -141,7 +141,7 @@ def test_belebele_has_one_accuracy_by_three_programs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """The same answers, and the scores to the last printed digit."""
+    """Answers are the same, and scores to the last printed digit."""
     monkeypatch.setenv("KIELO_PREFETCHED", str(brought))
     words = ["evaluate", str(run), "--set", f"evaluate.task_limit={LIMIT}"]
     assert main([*words, "--tasks", ",".join(NAMES)]) == 0

@@ -35,8 +35,8 @@ HYBRIDS = ("ltg_bert, interleaved", "modernbert, biases, another order of layers
 VARIANTS = [*TINY, *REMOTE]
 # The axes of `make test`. Tensor takes a word for each weight of a family; stages cut what is before and
 # after its layers; context moves positions, windows and slopes. Shards take parameters as they come, and
-# `tests/verify/test_layouts.py` has Llama. What sets the others apart no axis splits, or another kind has it:
-# the biases of Qwen2 this Llama, the norms of OLMo 3 OLMo 2, the stages of Gemma and GPT-NeoX those of OPT.
+# `tests/verify/test_layouts.py` has Llama. The other families differ in what no axis splits, or another case
+# has it: this Llama has Qwen2's biases, OLMo 2 the norms of OLMo 3, OPT the stages of Gemma and GPT-NeoX.
 FEW = {
     "llama, linear rope, biases, wide heads": ["tensor"],
     "mistral": ["context"],

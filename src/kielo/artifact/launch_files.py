@@ -66,7 +66,7 @@ class Launch(JsonFile):
     """slurm, pbs or grid_engine."""
     job_name: str
     work: Work = "train"
-    """What the jobs do: train, score the newest checkpoint, or score each new checkpoint."""
+    """The jobs train, score the newest checkpoint, or score each new checkpoint."""
     nodes: int
     spares: int
     """Further nodes of a job."""

@@ -378,8 +378,8 @@ class Corpus(Section):
     """Classes of damaged text that are mended (spaced_letters, loops) or dropped. Only with a source of
     running text that is cleaned."""
     decontaminate: bool | tuple[str, ...] = False
-    """Whether documents are dropped that share 13 words in a row with evaluate.texts, evaluate.minimal_pairs
-    or evaluate.tasks. Or a list of files of such texts, .txt or .jsonl. Only with a source of raw text."""
+    """`true` drops documents that share 13 words in a row with evaluate.texts, evaluate.minimal_pairs or
+    evaluate.tasks. A list names files of such texts, .txt or .jsonl. Only with a source of raw text."""
     own_steps: tuple[str, ...] = ()
     """Python files with a function judge(text, metadata), which returns None or the reason to drop the
     document, or change(text), which returns the new text. Only with a source of running text that is
