@@ -2,10 +2,12 @@
 
 import base64
 import hashlib
+import io
 import shutil
 import sys
 from itertools import count
 
+import pyarrow.parquet
 import pytest
 
 from kielo.artifact import remote_files
@@ -99,14 +101,16 @@ def test_only_files_that_are_fetched_need_room(tmp_path, web, monkeypatch):
     """The second file is not reached with max_documents, and its size is not asked for."""
     files = pytest.importorskip("fsspec").filesystem("memory")
     root = f"/rooms{next(_NUMBER)}"
-    files.pipe_file(f"{root}/a.txt", TEXT)
-    files.pipe_file(f"{root}/b.txt", TEXT * 9)
-    free = shutil.disk_usage(tmp_path)._replace(free=len(TEXT) * 2)
+    parquet = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["Üks rida."] * 9}), parquet)
+    files.pipe_file(f"{root}/a.parquet", parquet.getvalue())
+    files.pipe_file(f"{root}/b.parquet", bytes(1 << 20))
+    free = shutil.disk_usage(tmp_path)._replace(free=1 << 19)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
     with pytest.raises(KieloError, match="disk full"):
         fetched(tmp_path / "all", f"memory:/{root}")
     one, _ = fetched(tmp_path / "few", f"memory:/{root}", max_documents=5)
-    assert one.files == ("a.txt",)
+    assert one.files == ("a.parquet",)
 
 
 def test_a_file_that_changes_between_its_pieces_is_begun_again(tmp_path, web):
