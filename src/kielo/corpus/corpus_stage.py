@@ -33,6 +33,7 @@ from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
+from kielo.corpus.known_corpora import NOT_FINITE
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
@@ -364,6 +365,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
                 f"{raw.name}: {total[f'{what}_characters', '']:,} controls U+0080 to U+009F in "
                 f"{total[f'{what}_documents', '']:,} documents {became} for Latin-1 before"
             )
+    for (what, fact), number in sorted(total.items()):
+        if what == NOT_FINITE:
+            yield f"{raw.name}: {number:,} documents whose {fact} is no finite number: they have none"
     if source.repaired_lines:
         yield f"{raw.name}: {source.repaired_lines:,} lines in another encoding were repaired"
     if source.mended:
