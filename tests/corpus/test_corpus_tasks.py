@@ -228,6 +228,19 @@ def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
     assert hash_manifest(folder) == hash_manifest(whole) and not list(tmp_path.glob(".corpus*"))
 
 
+def test_a_plan_that_is_there_is_not_written_again(tmp_path):
+    """The plan of moved sources is: only then a job may replace what others read."""
+    write_sources(tmp_path)
+    plan = lambda: plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)  # noqa: E731
+    path = plan()[0].work / "plan.json"
+    before = path.stat().st_ino
+    os.utime(path, (1, 1))
+    assert plan()[0].work == path.parent and path.stat().st_ino == before
+    assert path.stat().st_mtime > 1  # the newest work
+    os.utime(tmp_path / "lines.txt", (1, 1))
+    assert plan()[0].work == path.parent and path.stat().st_ino != before
+
+
 def test_a_second_worker_and_a_dead_one(tmp_path, monkeypatch):
     """Two workers finish the same task: one folder stays. A folder of a dead process is removed."""
     write_sources(tmp_path)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from kielo.artifact.documents import DocumentWriter
 from kielo.artifact.durable import bring_tree_to_disk, make_folder, name_durably
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import hash_json, write_json_atomically
+from kielo.artifact.manifest import as_json, hash_json, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
 from kielo.corpus.corpus_parts import Part, count_part, limits_of_part, make_parts, needs_count
@@ -72,13 +72,17 @@ def tasks_folder(corpus_folder: Path) -> Path:
 
 
 def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource]) -> Path:
-    """Write the plan of a corpus, unless its parts are planned. Return its work folder."""
+    """Write the plan of a corpus, unless this plan is there. Return its work folder."""
     work = tasks_folder(corpus_folder) / hash_json([VERSION, identity])[:16]
-    made = _read_plan(work)["parts"] if (work / PLAN).exists() else None
-    parts = [list(asdict(part).values()) for part in make_parts(sources)] if made is None else made
+    made = _read_plan(work) if (work / PLAN).exists() else None
+    parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
     # The sources may have moved since the parts were planned. Their content is the same.
     plan = {"kind": KIND, "sources": [asdict(source) for source in sources], "parts": parts}
-    write_json_atomically(work / PLAN, plan)
+    if made == as_json(plan):  # as for all but the first of many jobs
+        with suppress(OSError):
+            os.utime(work / PLAN)  # the newest plan is the one that is worked on
+    else:
+        write_json_atomically(work / PLAN, plan)
     return work
 
 
