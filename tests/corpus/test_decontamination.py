@@ -10,7 +10,7 @@ from kielo.artifact.documents import read_documents
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json, write_json
-from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.corpus_stage import plan_corpus, run_corpus
 from kielo.corpus.evaluation_items import evaluation_items
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Evaluate, EvaluationText
@@ -68,6 +68,32 @@ def test_a_file_about_a_folder_of_texts_is_not_looked_for(tmp_path):
         (exams / name).write_text(text)
     (items,) = evaluation_items(recipe(tmp_path, decontaminate=(str(exams),)))
     assert items.files == (exams / "a.txt",)
+
+
+def test_each_evaluation_is_part_of_the_identity(tmp_path):
+    """Also of two files with one name, and the field of a text; planned, not run."""
+    for folder in ("arc", "xnli"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.jsonl").write_text(
+            json.dumps({"text": f"{QUESTION} {folder}", "b": SHORT})
+        )
+    (tmp_path / "in.txt").write_text(estonian_document(1))
+
+    def inputs(evaluate=None, **keys):
+        made = recipe(tmp_path / "in.txt", **keys).model_copy(update={"evaluate": evaluate or Evaluate()})
+        return plan_corpus(made, tmp_path / "corpus", tmp_path / "raw", False)[1]
+
+    files = tuple(str(tmp_path / folder / "test.jsonl") for folder in ("arc", "xnli"))
+    before = inputs(decontaminate=files)
+    assert len(before) == 3
+    (tmp_path / "arc" / "test.jsonl").write_text(json.dumps({"text": SHORT}))
+    assert inputs(decontaminate=files) != before
+    text = {"name": "court", "path": files[1]}
+    found = [
+        inputs(Evaluate(texts=(EvaluationText(**text, **keys),)), decontaminate=True)
+        for keys in ({}, {"text_field": "b"}, {"kind": "instructions"})
+    ]
+    assert len({one["evaluation 1 court"] for one in found}) == 3
 
 
 @pytest.mark.parametrize("seed", range(3))

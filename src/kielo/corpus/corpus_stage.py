@@ -120,7 +120,9 @@ def plan_corpus(
     _refuse_missing(recipe)
     sources = fetch_sources(recipe, Path(raw_folder), _speaker(progress), prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
-    inputs |= {f"evaluation {one.name}": one.fingerprint() for one in evaluation_items(recipe)}
+    # Files of several folders can have the same name.
+    items = enumerate(evaluation_items(recipe), 1)
+    inputs |= {f"evaluation {number} {one.name}": one.fingerprint() for number, one in items}
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     refuse_to_replace(folder, KIND, VERSION, inputs, section)

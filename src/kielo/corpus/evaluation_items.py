@@ -43,7 +43,9 @@ class EvaluationItems:
     text: EvaluationText | None = None
 
     def fingerprint(self) -> str:
-        return hash_json([hash_file(path) for path in self.files])
+        """Return the hash of all that decides the texts: formats follow from names."""
+        how = self.text and [self.text.text_field, self.text.kind]
+        return hash_json([how, *([path.name, hash_file(path)] for path in self.files)])
 
     def texts(self) -> Iterator[str]:
         if self.text is None:
