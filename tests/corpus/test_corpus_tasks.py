@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import xxhash
 import zstandard
 
 from kielo.artifact.documents import read_documents
-from kielo.artifact.manifest import hash_manifest
+from kielo.artifact.manifest import hash_manifest, installed_versions
 from kielo.corpus import corpus_parts, corpus_stage, corpus_tasks, hash_buckets
 from kielo.corpus.corpus_parts import Part, make_parts
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
@@ -239,6 +240,19 @@ def test_a_plan_that_is_there_is_not_written_again(tmp_path):
     assert path.stat().st_mtime > 1  # the newest work
     os.utime(tmp_path / "lines.txt", (1, 1))
     assert plan()[0].work == path.parent and path.stat().st_ino != before
+
+
+def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):
+    """Of a package that makes text; the finished stage stays."""
+    write_sources(tmp_path)
+    plan = lambda: plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)  # noqa: E731
+    tasks, *identity = plan()
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "9" if name == "regex" else installed(name))
+    installed_versions.cache_clear()
+    upgraded, *same = plan()
+    installed_versions.cache_clear()
+    assert upgraded.work != tasks.work and same == identity
 
 
 def test_a_second_worker_and_a_dead_one(tmp_path, monkeypatch):

