@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,13 @@ def recipe_of(folder: Path, **keys) -> Recipe:
     ]
     keys = {"sources": sources, "min_document_characters": 20, "max_bad_share": 0.2, "workers": 1} | keys
     return Recipe(name="t", language="et", corpus=Corpus(**keys))
+
+
+def small(folder: Path, **keys) -> Recipe:
+    """A corpus of a moment."""
+    (folder / "a.txt").write_text("esimene\nteine\n")
+    sources = [{"name": "a", "path": str(folder / "a.txt"), "clean": False}]
+    return recipe_of(folder, sources=sources, **keys)
 
 
 def write_sources(folder: Path, times: int = 1) -> None:
@@ -96,7 +104,7 @@ def test_the_same_bytes_for_any_parts(tmp_path, parts_of, monkeypatch, capsys):
         parts_of(size)
         monkeypatch.setattr(corpus_tasks, "num_buckets", lambda total, size=size: 1 if size > 3000 else 4)
         with monkeypatch.context() as kept:
-            kept.setattr(corpus_stage, "remove_tasks", lambda folder: None)
+            kept.setattr(corpus_stage, "remove_tasks", lambda *_, **__: None)
             folder = tmp_path / f"{size}"
             run_corpus(recipe_of(tmp_path), folder, tmp_path / "raw")
         hashes.add(hash_manifest(folder))
@@ -240,6 +248,46 @@ def test_a_plan_that_is_there_is_not_written_again(tmp_path):
     assert path.stat().st_mtime > 1  # the newest work
     os.utime(tmp_path / "lines.txt", (1, 1))
     assert plan()[0].work == path.parent and path.stat().st_ino != before
+
+
+def test_a_removal_that_is_killed_leaves_no_task_done(tmp_path, monkeypatch):
+    """And the next command ends it. Only the corpus's own work goes once the stage is finished."""
+    recipe, place = small(tmp_path), (tmp_path / "corpus", tmp_path / "raw", False)
+    tasks, *_ = plan_corpus(recipe, *place)
+
+    def killed(path, **_):
+        if path.parent.parent == tmp_path / ".corpus.tasks":  # a round
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors=True)
+
+    rmtree = shutil.rmtree
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(corpus_tasks.shutil, "rmtree", killed)
+        run_corpus(recipe, *place)
+    other, *_ = plan_corpus(small(tmp_path, deduplicate_documents=False), *place)
+    (left,) = set((tmp_path / ".corpus.tasks").iterdir()) - {other.work}
+    assert not tasks.work.exists() and left.name.startswith(f".removed.{tasks.work.name}.")
+    run_corpus(recipe, *place)
+    assert list((tmp_path / ".corpus.tasks").iterdir()) == [other.work]
+
+
+@pytest.mark.parametrize("host, is_dead, stays", [("", False, True), ("", True, False), ("far", True, True)])
+def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, host, is_dead, stays):
+    """On other settings: by a live process of this machine, or lately by another machine."""
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    other, *_ = plan_corpus(small(tmp_path, deduplicate_documents=False), *place)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    process = dead.pid if is_dead else os.getpid()
+    aside = other.work / "clean" / f".00000.{host or os.uname().nodename}.{process}"
+    aside.mkdir(parents=True)
+    tasks, *_ = plan_corpus(small(tmp_path), *place)
+    corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
+    assert not tasks.work.exists() and aside.exists() == stays
+    if stays:
+        os.utime(aside, (1, 1))
+        corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
+        assert aside.exists() == (host == "")
 
 
 def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus import damage, mojibake, near_copies, personal_data
-from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks
+from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks, work_folder
 from kielo.corpus.decontamination import described
 from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
 from kielo.corpus.fetch import fetch_sources, file_stamps
@@ -102,7 +102,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     tasks, inputs, section = planned
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         stage.counts.update(_clean(tasks, section, stage.folder, say).content())
-    remove_tasks(folder)
+    remove_tasks(folder, tasks.work, has_others=True)
     return finished_manifest(folder)
 
 
@@ -123,11 +123,13 @@ def plan_corpus(
     # Files of several folders can have the same name.
     items = enumerate(evaluation_items(recipe), 1)
     inputs |= {f"evaluation {number} {one.name}": one.fingerprint() for number, one in items}
+    identity = [KIND, VERSION, inputs, section]
     if is_current(folder, KIND, VERSION, inputs, section):
+        remove_tasks(folder, work_folder(folder, identity), has_others=False)  # if that was killed before
         return None
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with disk_problems_reported(f"{folder}: the {KIND} stage"):
-        work = plan_tasks(folder, [KIND, VERSION, inputs, section], sources)
+        work = plan_tasks(folder, identity, sources)
     return CorpusTasks(recipe, work), inputs, section
 
 

@@ -4,6 +4,7 @@
         plan.json                   the sources and their parts
         ROUND/00012/                a finished task, which has its name once its files are on the disk
         ROUND/.00012.HOST.PID/      a task that is being done
+    .corpus.tasks/.removed.IDENTITY.HOST.PID/   a work folder that is being removed
 
 A task that was killed is done again. Two workers on the same task write the same bytes, and the second is
 dropped. What a task makes does not depend on the number of parts, so the corpus does not either.
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import DocumentWriter
-from kielo.artifact.durable import bring_tree_to_disk, make_folder, name_durably
+from kielo.artifact.durable import bring_tree_to_disk, is_aside, make_folder, name_durably
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import as_json, hash_json, installed_versions, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
@@ -82,6 +84,7 @@ PACKAGES = (
     "zstandard",
 )
 PLAN, DONE = "plan.json", "done.json"
+_REMOVED, _QUIET_SECONDS = ".removed.", 24 * 3600
 # Text bytes of one file of the corpus: small enough for many readers, large enough for few files.
 BYTES_PER_FILE = 512 << 20
 GONE, BORDERS = "gone.npy", "borders.json"
@@ -94,10 +97,14 @@ def tasks_folder(corpus_folder: Path) -> Path:
     return place.with_name(f".{place.name}.tasks")
 
 
+def work_folder(corpus_folder: Path, identity: Any) -> Path:
+    versions = installed_versions(PACKAGES)
+    return tasks_folder(corpus_folder) / hash_json([VERSION, versions, identity])[:16]
+
+
 def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource]) -> Path:
     """Write the plan of a corpus, unless this plan is there. Return its work folder."""
-    versions = installed_versions(PACKAGES)
-    work = tasks_folder(corpus_folder) / hash_json([VERSION, versions, identity])[:16]
+    work = work_folder(corpus_folder, identity)
     made = _read_plan(work) if (work / PLAN).exists() else None
     parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
     # The sources may have moved since the parts were planned. Their content is the same.
@@ -110,19 +117,55 @@ def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource])
     return work
 
 
-def remove_tasks(corpus_folder: Path) -> None:
-    """Remove all work folders of a corpus."""
+def remove_tasks(corpus_folder: Path, own: Path, has_others: bool) -> None:
+    """Remove the work folder `own` of a finished corpus, and what a removal left that was killed.
+
+    has_others: also those of other settings and text, unless somebody is at their tasks.
+    """
     folder = tasks_folder(corpus_folder)
     for work in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with suppress(KieloError, OSError):
-            _read_plan(work)
-            for path in work.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-            (work / PLAN).unlink()  # last, because it says that the folder is Kielo's
-            work.rmdir()
+        is_half_removed = work.name.startswith(_REMOVED)
+        if is_half_removed or work == own or has_others and not _is_worked_on(work):
+            with suppress(KieloError, OSError):
+                _remove(work, is_half_removed)
     with suppress(OSError):
         folder.rmdir()
+
+
+def _remove(work: Path, is_half_removed: bool) -> None:
+    if (work / PLAN).exists() or not is_half_removed:
+        _read_plan(work)
+    if not is_half_removed:
+        # In one step: a folder that a kill left half empty has no name by which its tasks count as done.
+        gone = work.with_name(f"{_REMOVED}{work.name}.{platform.node()}.{os.getpid()}")
+        work = work.rename(gone)
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif is_aside(path.name):
+            path.unlink()
+    if not any(path.is_dir() for path in work.iterdir()):
+        (work / PLAN).unlink(missing_ok=True)  # last, because it says that the folder is Kielo's
+        work.rmdir()
+
+
+def _is_worked_on(work: Path) -> bool:
+    """Return True if a task is being done: by a process of this machine, or since yesterday by another."""
+    for aside in work.glob("*/.*"):
+        host, _, process = aside.name[1:].partition(".")[2].rpartition(".")
+        if host == platform.node():
+            if _is_alive(process):
+                return True
+        elif _last_change(aside) > time.time() - _QUIET_SECONDS:
+            return True
+    return False
+
+
+def _last_change(folder: Path) -> float:
+    times = [0.0]
+    with suppress(OSError):  # it ended meanwhile
+        times += [path.stat().st_mtime for path in (folder, *folder.iterdir())]
+    return max(times)
 
 
 def _read_plan(work: Path) -> JsonTable:
@@ -213,9 +256,22 @@ class CorpusTasks:
         folder = self._folder(round, number)
         if folder.exists():
             return
+        self.refuse_removed()
         with _written_aside(folder) as aside:
             done = self._rounds[round][0](number, aside)
             write_json_atomically(aside / DONE, done or {})
+            self.refuse_removed()
+
+    def is_planned(self) -> bool:
+        """Return False once the work folder was removed, as it is when the corpus is finished."""
+        return (self.work / PLAN).exists()
+
+    def refuse_removed(self) -> None:
+        """Raise KieloError if the work folder was removed."""
+        if not self.is_planned():
+            raise KieloError(
+                f"{self.work}: was removed while its tasks were done. Fix: run the same command again"
+            )
 
     def run_round(self, round: str, pool: WorkerPool) -> None:
         """Do the undone tasks of a round on the pool, whose work is `corpus_worker`'s."""
@@ -415,6 +471,10 @@ def _written_aside(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        if not (folder.parents[1] / PLAN).exists():  # a removed folder, which a late file made again
+            for place in list(folder.parents)[:3]:
+                with suppress(OSError):
+                    place.rmdir()
 
 
 def _is_alive(process: str) -> bool:
