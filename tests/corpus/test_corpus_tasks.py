@@ -26,7 +26,7 @@ from kielo.corpus.corpus_parts import Part, make_parts
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
 from kielo.corpus.hash_buckets import HashWriter, read_copies, write_copies
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Corpus, Recipe
+from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import ENGLISH, ESTONIAN, estonian_document
 
 
@@ -288,6 +288,47 @@ def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, host, is_dead, stays
         os.utime(aside, (1, 1))
         corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
         assert aside.exists() == (host == "")
+
+
+@pytest.mark.parametrize("round, number, file", [
+    ("count", 0, "b.jsonl"), ("clean", 0, "a.txt"), ("clean", 1, "b.jsonl"),
+    ("clean", 0, "step.py"), ("clean", 1, "exam.txt"), ("clean", 0, "exams/new.txt"),
+])  # fmt: skip
+def test_a_task_of_changed_input_is_not_kept(tmp_path, monkeypatch, round, number, file):
+    """A file changes just before a task reads it. Once it is restored the rest is done from it."""
+    (tmp_path / "step.py").write_text(
+        "def judge(text, metadata):\n    return 'long' if len(text) > 9 else None\n"
+    )
+    (tmp_path / "exams").mkdir()
+    for name in ("exam.txt", "exams/old.txt"):
+        (tmp_path / name).write_text("üks kaks kolm neli viis kuus seitse kaheksa\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "esimene"}\n{"text": "kolmas"}\n')
+    recipe = small(tmp_path, decontaminate=tuple(str(tmp_path / name) for name in ("exam.txt", "exams")))
+    more = [{"name": "b", "path": str(tmp_path / "b.jsonl"), "clean": False, "max_documents": 2}]
+    keys = {"sources": (*recipe.corpus.sources, *map(Source.model_validate, more))}
+    keys |= {"own_steps": (str(tmp_path / "step.py"),)}
+    recipe = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update=keys)})
+    run_corpus(recipe, tmp_path / "whole", tmp_path / "raw", False)
+    path, run = tmp_path / file, corpus_tasks.CorpusTasks.run
+    content = path.read_text() if path.exists() else None
+
+    def changing(tasks, *task):
+        if task == (round, number):
+            path.write_text((content or "# uus").replace("esimene", "eelmine") + "\n")
+        run(tasks, *task)
+
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus_tasks.CorpusTasks, "run", changing)
+        with pytest.raises(KieloError, match=f"{file}: changed while the corpus was read"):
+            run_corpus(recipe, *place)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    tasks, *_ = plan_corpus(recipe, *place)
+    assert number in tasks.undone(round)
+    run_corpus(recipe, *place)
+    assert hash_manifest(tmp_path / "corpus") == hash_manifest(tmp_path / "whole")
 
 
 def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):

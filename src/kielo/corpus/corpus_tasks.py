@@ -1,13 +1,14 @@
 """The tasks of a corpus, in rounds: any worker on any machine does any of them, from the work folder alone.
 
     .corpus.tasks/IDENTITY/         beside the corpus; other settings, text or packages have another folder
-        plan.json                   the sources and their parts
+        plan.json                   the sources, their parts, and the hashes of the files beside them
         ROUND/00012/                a finished task, which has its name once its files are on the disk
         ROUND/.00012.HOST.PID/      a task that is being done
     .corpus.tasks/.removed.IDENTITY.HOST.PID/   a work folder that is being removed
 
 A task that was killed is done again. Two workers on the same task write the same bytes, and the second is
-dropped. What a task makes does not depend on the number of parts, so the corpus does not either.
+dropped. What a task makes does not depend on the number of parts, so the corpus does not either. A task gets
+no name if a file that it read is not as it was planned.
 """
 
 import json
@@ -16,7 +17,7 @@ import platform
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -36,6 +37,7 @@ from kielo.artifact.text_files import read_lines
 from kielo.corpus.corpus_parts import Part, count_part, limits_of_part, make_parts, needs_count
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.hash_buckets import num_buckets, read_copies, write_copies
+from kielo.corpus.input_files import refuse_changed, refuse_changed_beside
 from kielo.corpus.near_copies import PUBLISHED, NearCopies, read_clusters, write_clusters, write_pairs
 from kielo.corpus.pipeline import (
     CLEANED,
@@ -102,13 +104,19 @@ def work_folder(corpus_folder: Path, identity: Any) -> Path:
     return tasks_folder(corpus_folder) / hash_json([VERSION, versions, identity])[:16]
 
 
-def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource]) -> Path:
-    """Write the plan of a corpus, unless this plan is there. Return its work folder."""
+def plan_tasks(
+    corpus_folder: Path, identity: Any, sources: Sequence[RawSource], beside: Mapping[str, str]
+) -> Path:
+    """Write the plan of a corpus, unless this plan is there. Return its work folder.
+
+    beside: hashes of the files beside the sources.
+    """
     work = work_folder(corpus_folder, identity)
     made = _read_plan(work) if (work / PLAN).exists() else None
     parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
     # The sources may have moved since the parts were planned. Their content is the same.
-    plan = {"kind": KIND, "sources": [asdict(source) for source in sources], "parts": parts}
+    tables = [asdict(source) for source in sources]
+    plan = {"kind": KIND, "sources": tables, "parts": parts, "beside": dict(beside)}
     if made == as_json(plan):  # as for all but the first of many jobs
         with suppress(OSError):
             os.utime(work / PLAN)  # the newest plan is the one that is worked on
@@ -192,6 +200,7 @@ class CorpusTasks:
         self.work, plan = Path(work), _read_plan(Path(work))
         self.sources = [RawSource(**_tuples_in(source)) for source in plan["sources"]]
         self.parts = [Part(*_tuples(part)) for part in plan["parts"]]
+        self._beside: dict[str, str] = plan.get("beside", {})  # which older plans lack
         self.num_bytes = sum(size for source in self.sources for size, _ in source.stamps)
         self._buckets = num_buckets(self.num_bytes)
         self._counted = [n for n, part in enumerate(self.parts) if needs_count(part, self.sources)]
@@ -260,7 +269,16 @@ class CorpusTasks:
         with _written_aside(folder) as aside:
             done = self._rounds[round][0](number, aside)
             write_json_atomically(aside / DONE, done or {})
+            self._refuse_changed(round, number)
             self.refuse_removed()
+
+    def _refuse_changed(self, round: str, number: int) -> None:
+        """Raise KieloError if a task read a file that is not as it was planned."""
+        if round in ("count", "clean"):
+            part = self.parts[self._counted[number] if round == "count" else number]
+            refuse_changed(self.sources[part.source], part.files)
+        if round == "clean":
+            refuse_changed_beside(self.recipe, self._beside)
 
     def is_planned(self) -> bool:
         """Return False once the work folder was removed, as it is when the corpus is finished."""
