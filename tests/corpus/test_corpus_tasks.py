@@ -102,7 +102,7 @@ def test_the_same_bytes_for_any_parts(tmp_path, parts_of, monkeypatch, capsys):
     said, hashes = set(), set()
     for size in (1 << 30, 3000, 700):
         parts_of(size)
-        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda total, size=size: 1 if size > 3000 else 4)
+        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *_, size=size: 1 if size > 3000 else 4)
         with monkeypatch.context() as kept:
             kept.setattr(corpus_stage, "remove_tasks", lambda *_, **__: None)
             folder = tmp_path / f"{size}"
@@ -201,11 +201,27 @@ def test_copies_of_hashes(tmp_path, monkeypatch):
                     expected += [position] if one in seen else []
                     seen.add(one)
                 assert sorted(n for some in read_copies(found, number) for n in some.tolist()) == expected
-    assert hash_buckets.num_buckets(1000) == 1 and hash_buckets.num_buckets(1 << 50) == 4096
-    assert hash_buckets.num_buckets(22 * 10**9) == 512
+    assert hash_buckets.num_buckets(1000) == 1 and hash_buckets.num_buckets(1 << 50) == 1 << 14
+    # 4 Mi hashes of a bucket: 262 buckets of lines of 20 bytes, 892 of 17 bands of documents of 100 bytes
+    assert hash_buckets.num_buckets(22 * 10**9) == 512 and hash_buckets.num_buckets(22 * 10**9, 17) == 1024
     assert xxhash.xxh3_64_intdigest(b"a") >> 62 == hash_buckets.bucket_of(
         np.array([xxhash.xxh3_64_intdigest(b"a")], np.uint64), 4
     )
+
+
+def test_compressed_text_has_more_buckets(tmp_path, monkeypatch):
+    """As much as six times its size on disk; by bands if near copies are looked for."""
+    pytest.importorskip("rensa")
+    asked = []
+    monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *given: asked.append(given) or 1)
+    write_sources(tmp_path)
+    sizes = {path.suffix: 0 for path in tmp_path.iterdir()}
+    for path in tmp_path.iterdir():
+        sizes[path.suffix] += path.stat().st_size
+    for near in ("none", "hplt", "fineweb2"):
+        plan_corpus(recipe_of(tmp_path, near_copies=near), tmp_path / "corpus", tmp_path / "raw", False)
+    total = sizes[".txt"] + sizes[".jsonl"] + 6 * sizes[".gz"]
+    assert asked == [(total, 0), (total, 17), (total, 14)]
 
 
 def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):

@@ -34,7 +34,14 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import as_json, hash_json, installed_versions, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
-from kielo.corpus.corpus_parts import Part, count_part, limits_of_part, make_parts, needs_count
+from kielo.corpus.corpus_parts import (
+    Part,
+    count_part,
+    limits_of_part,
+    make_parts,
+    needs_count,
+    text_bytes,
+)
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.hash_buckets import num_buckets, read_copies, write_copies
 from kielo.corpus.input_files import refuse_changed, refuse_changed_beside
@@ -202,7 +209,6 @@ class CorpusTasks:
         self.parts = [Part(*_tuples(part)) for part in plan["parts"]]
         self._beside: dict[str, str] = plan.get("beside", {})  # which older plans lack
         self.num_bytes = sum(size for source in self.sources for size, _ in source.stamps)
-        self._buckets = num_buckets(self.num_bytes)
         self._counted = [n for n, part in enumerate(self.parts) if needs_count(part, self.sources)]
         corpus = self.recipe.corpus
         own = [source.name for source in corpus.sources if is_cleaned(source)]
@@ -210,6 +216,7 @@ class CorpusTasks:
         self._lines_of = own if corpus.deduplicate_lines else []
         self._bands = PUBLISHED[corpus.near_copies] if own and corpus.near_copies != "none" else None
         self._near_of = own if self._bands else []
+        self._buckets = num_buckets(text_bytes(self.sources), self._bands.bands if self._bands else 0)
         chooses = self._compares_documents or bool(self._bands)
         wanted: list[tuple[str, Callable[[int, Path], JsonTable | None], int | None, bool]] = [
             ("count", self._count, len(self._counted), bool(self._counted)),
