@@ -178,8 +178,9 @@ def _is_worked_on(work: Path) -> bool:
 
 def _last_change(folder: Path) -> float:
     times = [0.0]
-    with suppress(OSError):  # it ended meanwhile
-        times += [path.stat().st_mtime for path in (folder, *folder.iterdir())]
+    for path in (folder, *folder.glob("*")):
+        with suppress(OSError):  # it was named meanwhile
+            times.append(path.stat().st_mtime)
     return max(times)
 
 
