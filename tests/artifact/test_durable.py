@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import stat
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path) -> None:
     with DurableFile(path) as file:
         assert file.write(b"one") == 3
         (aside,) = path.parent.iterdir()
-        assert aside.name == f".c.txt.{os.getpid()}.kielo-partial" and is_aside(aside.name)
+        assert aside.name == f".c.txt.{platform.node()}.{os.getpid()}.kielo-partial" and is_aside(aside.name)
     assert path.read_bytes() == b"one" and os.listdir(path.parent) == ["c.txt"]
     with pytest.raises(ZeroDivisionError), DurableFile(path) as file:
         file.write(b"two")

@@ -1,7 +1,9 @@
 """A corpus by several machines on one disk: any of them may come late, end early or never come."""
 
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -9,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kielo.corpus import corpus_parts
+from kielo.corpus import corpus_parts, corpus_tasks
 from kielo.corpus.corpus_shares import corpus_progress, run_corpus_share
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
+from kielo.corpus.corpus_tasks import CorpusTasks
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
 SHARE = """
@@ -93,6 +97,45 @@ def test_shares_that_are_killed_anywhere_are_made_up_for(recipe, small_parts, tm
     assert put_together(recipe, place) == 0
     run_corpus(recipe, tmp_path / "whole" / "corpus", tmp_path / "whole" / "raw", progress=False)
     assert content(place / "corpus") == content(tmp_path / "whole" / "corpus")
+
+
+@pytest.mark.parametrize("when", ["before", "middle"])
+def test_a_share_ends_well_if_the_corpus_is_put_together(recipe, tmp_path, monkeypatch, when) -> None:
+    """Before or in the middle of a task. Nothing of the removed work comes back."""
+    run, write, left = CorpusTasks.run, corpus_tasks.bring_tree_to_disk, [when]
+
+    def join() -> None:
+        left.clear()
+        with monkeypatch.context() as process:  # another
+            process.setattr(os, "getpid", lambda: 1)
+            run_corpus(recipe, tmp_path / "corpus", tmp_path / "raw", progress=False)
+
+    def joined_before(tasks, round, number) -> None:
+        if left == ["before"] and round == "borders":
+            join()
+        run(tasks, round, number)
+
+    def joined_in_the_middle(folder) -> None:
+        if left == ["middle"] and folder.parent.name == "borders":
+            join()
+        write(folder)
+
+    monkeypatch.setattr(CorpusTasks, "run", joined_before)
+    monkeypatch.setattr(corpus_tasks, "bring_tree_to_disk", joined_in_the_middle)
+    assert run_corpus_share(recipe, tmp_path / "corpus", tmp_path / "raw", (1, 1), progress=False) > 1
+    assert not left and sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "raw", "text"]
+
+
+def test_a_share_whose_work_was_removed_says_so(recipe, tmp_path, monkeypatch) -> None:
+    run = CorpusTasks.run
+
+    def removed(tasks, round, number) -> None:
+        shutil.rmtree(tasks.work)
+        run(tasks, round, number)
+
+    monkeypatch.setattr(CorpusTasks, "run", removed)
+    with pytest.raises(KieloError, match="was removed while its tasks were done"):
+        run_corpus_share(recipe, tmp_path / "corpus", tmp_path / "raw", (1, 1), progress=False)
 
 
 def test_a_task_that_another_machine_is_at_is_left_to_it(recipe, small_parts, tmp_path) -> None:

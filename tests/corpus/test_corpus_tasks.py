@@ -4,11 +4,13 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +20,13 @@ import xxhash
 import zstandard
 
 from kielo.artifact.documents import read_documents
-from kielo.artifact.manifest import hash_manifest
+from kielo.artifact.manifest import hash_manifest, installed_versions
 from kielo.corpus import corpus_parts, corpus_stage, corpus_tasks, hash_buckets
 from kielo.corpus.corpus_parts import Part, make_parts
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
 from kielo.corpus.hash_buckets import HashWriter, read_copies, write_copies
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Corpus, Recipe
+from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import ENGLISH, ESTONIAN, estonian_document
 
 
@@ -37,6 +39,13 @@ def recipe_of(folder: Path, **keys) -> Recipe:
     ]
     keys = {"sources": sources, "min_document_characters": 20, "max_bad_share": 0.2, "workers": 1} | keys
     return Recipe(name="t", language="et", corpus=Corpus(**keys))
+
+
+def small(folder: Path, **keys) -> Recipe:
+    """A corpus of a moment."""
+    (folder / "a.txt").write_text("esimene\nteine\n")
+    sources = [{"name": "a", "path": str(folder / "a.txt"), "clean": False}]
+    return recipe_of(folder, sources=sources, **keys)
 
 
 def write_sources(folder: Path, times: int = 1) -> None:
@@ -93,9 +102,9 @@ def test_the_same_bytes_for_any_parts(tmp_path, parts_of, monkeypatch, capsys):
     said, hashes = set(), set()
     for size in (1 << 30, 3000, 700):
         parts_of(size)
-        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda total, size=size: 1 if size > 3000 else 4)
+        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *_, size=size: 1 if size > 3000 else 4)
         with monkeypatch.context() as kept:
-            kept.setattr(corpus_stage, "remove_tasks", lambda folder: None)
+            kept.setattr(corpus_stage, "remove_tasks", lambda *_, **__: None)
             folder = tmp_path / f"{size}"
             run_corpus(recipe_of(tmp_path), folder, tmp_path / "raw")
         hashes.add(hash_manifest(folder))
@@ -192,11 +201,27 @@ def test_copies_of_hashes(tmp_path, monkeypatch):
                     expected += [position] if one in seen else []
                     seen.add(one)
                 assert sorted(n for some in read_copies(found, number) for n in some.tolist()) == expected
-    assert hash_buckets.num_buckets(1000) == 1 and hash_buckets.num_buckets(1 << 50) == 4096
-    assert hash_buckets.num_buckets(22 * 10**9) == 512
+    assert hash_buckets.num_buckets(1000) == 1 and hash_buckets.num_buckets(1 << 50) == 1 << 14
+    # 4 Mi hashes of a bucket: 262 buckets of lines of 20 bytes, 892 of 17 bands of documents of 100 bytes
+    assert hash_buckets.num_buckets(22 * 10**9) == 512 and hash_buckets.num_buckets(22 * 10**9, 17) == 1024
     assert xxhash.xxh3_64_intdigest(b"a") >> 62 == hash_buckets.bucket_of(
         np.array([xxhash.xxh3_64_intdigest(b"a")], np.uint64), 4
     )
+
+
+def test_compressed_text_has_more_buckets(tmp_path, monkeypatch):
+    """As much as six times its size on disk; by bands if near copies are looked for."""
+    pytest.importorskip("rensa")
+    asked = []
+    monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *given: asked.append(given) or 1)
+    write_sources(tmp_path)
+    sizes = {path.suffix: 0 for path in tmp_path.iterdir()}
+    for path in tmp_path.iterdir():
+        sizes[path.suffix] += path.stat().st_size
+    for near in ("none", "hplt", "fineweb2"):
+        plan_corpus(recipe_of(tmp_path, near_copies=near), tmp_path / "corpus", tmp_path / "raw", False)
+    total = sizes[".txt"] + sizes[".jsonl"] + 6 * sizes[".gz"]
+    assert asked == [(total, 0), (total, 17), (total, 14)]
 
 
 def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
@@ -226,6 +251,113 @@ def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
     assert "tasks of an earlier attempt are kept" in capsys.readouterr().err
     assert done[0] == ("keep", 3) and not first & set(done)
     assert hash_manifest(folder) == hash_manifest(whole) and not list(tmp_path.glob(".corpus*"))
+
+
+def test_a_plan_that_is_there_is_not_written_again(tmp_path):
+    """The plan of moved sources is: only then a job may replace what others read."""
+    write_sources(tmp_path)
+    plan = lambda: plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)  # noqa: E731
+    path = plan()[0].work / "plan.json"
+    before = path.stat().st_ino
+    os.utime(path, (1, 1))
+    assert plan()[0].work == path.parent and path.stat().st_ino == before
+    assert path.stat().st_mtime > 1  # the newest work
+    os.utime(tmp_path / "lines.txt", (1, 1))
+    assert plan()[0].work == path.parent and path.stat().st_ino != before
+
+
+def test_a_removal_that_is_killed_leaves_no_task_done(tmp_path, monkeypatch):
+    """And the next command ends it. Only the corpus's own work goes once the stage is finished."""
+    recipe, place = small(tmp_path), (tmp_path / "corpus", tmp_path / "raw", False)
+    tasks, *_ = plan_corpus(recipe, *place)
+
+    def killed(path, **_):
+        if path.parent.parent == tmp_path / ".corpus.tasks":  # a round
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors=True)
+
+    rmtree = shutil.rmtree
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(corpus_tasks.shutil, "rmtree", killed)
+        run_corpus(recipe, *place)
+    other, *_ = plan_corpus(small(tmp_path, deduplicate_documents=False), *place)
+    (left,) = set((tmp_path / ".corpus.tasks").iterdir()) - {other.work}
+    assert not tasks.work.exists() and left.name.startswith(f".removed.{tasks.work.name}.")
+    run_corpus(recipe, *place)
+    assert list((tmp_path / ".corpus.tasks").iterdir()) == [other.work]
+
+
+@pytest.mark.parametrize("host, is_dead, stays", [("", False, True), ("", True, False), ("far", True, True)])
+def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, host, is_dead, stays):
+    """On other settings: by a live process of this machine, or lately by another machine."""
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    other, *_ = plan_corpus(small(tmp_path, deduplicate_documents=False), *place)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    process = dead.pid if is_dead else os.getpid()
+    aside = other.work / "clean" / f".00000.{host or os.uname().nodename}.{process}"
+    aside.mkdir(parents=True)
+    tasks, *_ = plan_corpus(small(tmp_path), *place)
+    corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
+    assert not tasks.work.exists() and aside.exists() == stays
+    if stays:
+        os.utime(aside, (1, 1))
+        corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
+        assert aside.exists() == (host == "")
+
+
+@pytest.mark.parametrize("round, number, file", [
+    ("count", 0, "b.jsonl"), ("clean", 0, "a.txt"), ("clean", 1, "b.jsonl"),
+    ("clean", 0, "step.py"), ("clean", 1, "exam.txt"), ("clean", 0, "exams/new.txt"),
+])  # fmt: skip
+def test_a_task_of_changed_input_is_not_kept(tmp_path, monkeypatch, round, number, file):
+    """A file changes just before a task reads it. Once it is restored the rest is done from it."""
+    (tmp_path / "step.py").write_text(
+        "def judge(text, metadata):\n    return 'long' if len(text) > 9 else None\n"
+    )
+    (tmp_path / "exams").mkdir()
+    for name in ("exam.txt", "exams/old.txt"):
+        (tmp_path / name).write_text("üks kaks kolm neli viis kuus seitse kaheksa\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "esimene"}\n{"text": "kolmas"}\n')
+    recipe = small(tmp_path, decontaminate=tuple(str(tmp_path / name) for name in ("exam.txt", "exams")))
+    more = [{"name": "b", "path": str(tmp_path / "b.jsonl"), "clean": False, "max_documents": 2}]
+    keys = {"sources": (*recipe.corpus.sources, *map(Source.model_validate, more))}
+    keys |= {"own_steps": (str(tmp_path / "step.py"),)}
+    recipe = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update=keys)})
+    run_corpus(recipe, tmp_path / "whole", tmp_path / "raw", False)
+    path, run = tmp_path / file, corpus_tasks.CorpusTasks.run
+    content = path.read_text() if path.exists() else None
+
+    def changing(tasks, *task):
+        if task == (round, number):
+            path.write_text((content or "# uus").replace("esimene", "eelmine") + "\n")
+        run(tasks, *task)
+
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus_tasks.CorpusTasks, "run", changing)
+        with pytest.raises(KieloError, match=f"{file}: changed while the corpus was read"):
+            run_corpus(recipe, *place)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    tasks, *_ = plan_corpus(recipe, *place)
+    assert number in tasks.undone(round)
+    run_corpus(recipe, *place)
+    assert hash_manifest(tmp_path / "corpus") == hash_manifest(tmp_path / "whole")
+
+
+def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):
+    """Of a package that makes text; the finished stage stays."""
+    write_sources(tmp_path)
+    plan = lambda: plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)  # noqa: E731
+    tasks, *identity = plan()
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "9" if name == "regex" else installed(name))
+    installed_versions.cache_clear()
+    upgraded, *same = plan()
+    installed_versions.cache_clear()
+    assert upgraded.work != tasks.work and same == identity
 
 
 def test_a_second_worker_and_a_dead_one(tmp_path, monkeypatch):

@@ -25,6 +25,10 @@ def after(step, text: str) -> str | None:
     return document.join() if list(step.run([document])) else None
 
 
+def words_of(step, reason: str) -> int:
+    return step.counts["d"]["spaced_words", reason]
+
+
 def without_marks(text: str) -> str:
     return "".join(one for one in normalize("NFD", text) if not regex.match(r"\p{Mn}", one))
 
@@ -41,6 +45,7 @@ def test_spaced_letters_without_gaps_between_words_are_dropped():
     step = MendSpacedLetters(has_spaces=True)
     assert after(step, f"{ESTONIAN[1]}\n{bare}") == ESTONIAN[1]
     assert counted(step)["lines/letters with spaces between them"] == 1
+    assert words_of(step, "letters with spaces between them") == len(bare.split())
     assert (
         after(MendSpacedLetters(has_spaces=False), "今 天 天 气 很 好 我 们 走 吧") == "今天天气很好我们走吧"
     )
@@ -52,6 +57,7 @@ def test_one_piece_of_a_loop_stays(piece, copies):
     before, behind = f"{ESTONIAN[2]} ", f"Siis tuli {ESTONIAN[3]}"
     step = MendLoops()
     assert after(step, before + piece * copies + behind) == before + piece + behind
+    assert words_of(step, "repeated in a row") == (copies - 1) * piece.count(" ")
     whole = "\n".join([*ESTONIAN, "-" * 200, "Jah, jah, jah! Ei, ei.", piece * 2])
     assert after(step, whole) == whole and counted(step)["mended/loops"] == 1
 

@@ -10,7 +10,8 @@ from kielo.artifact.documents import read_documents
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json, write_json
-from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.corpus_stage import plan_corpus, run_corpus
+from kielo.corpus.evaluation_items import evaluation_items
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Evaluate, EvaluationText
 from tests.corpus.texts import ESTONIAN, estonian_document, recipe
@@ -60,6 +61,41 @@ def test_texts_and_questions_are_looked_for(tmp_path, capsys, monkeypatch):
     assert "1 of 1 texts of court, 2 of 6 texts of xquad_et" in capsys.readouterr().err
 
 
+def test_a_file_about_a_folder_of_texts_is_not_looked_for(tmp_path):
+    exams = tmp_path / "exams"
+    exams.mkdir()
+    for name, text in (("a.txt", SHORT), ("README.txt", QUESTION), (".old.txt", QUESTION)):
+        (exams / name).write_text(text)
+    (items,) = evaluation_items(recipe(tmp_path, decontaminate=(str(exams),)))
+    assert items.files == (exams / "a.txt",)
+
+
+def test_each_evaluation_is_part_of_the_identity(tmp_path):
+    """Also of two files with one name, and the field of a text; planned, not run."""
+    for folder in ("arc", "xnli"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.jsonl").write_text(
+            json.dumps({"text": f"{QUESTION} {folder}", "b": SHORT})
+        )
+    (tmp_path / "in.txt").write_text(estonian_document(1))
+
+    def inputs(evaluate=None, **keys):
+        made = recipe(tmp_path / "in.txt", **keys).model_copy(update={"evaluate": evaluate or Evaluate()})
+        return plan_corpus(made, tmp_path / "corpus", tmp_path / "raw", False)[1]
+
+    files = tuple(str(tmp_path / folder / "test.jsonl") for folder in ("arc", "xnli"))
+    before = inputs(decontaminate=files)
+    assert len(before) == 3
+    (tmp_path / "arc" / "test.jsonl").write_text(json.dumps({"text": SHORT}))
+    assert inputs(decontaminate=files) != before
+    text = {"name": "court", "path": files[1]}
+    found = [
+        inputs(Evaluate(texts=(EvaluationText(**text, **keys),)), decontaminate=True)
+        for keys in ({}, {"text_field": "b"}, {"kind": "instructions"})
+    ]
+    assert len({one["evaluation 1 court"] for one in found}) == 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_documents_as_a_plain_script_finds(tmp_path, seed):
     """Texts over nine words, so that some have 13 in a row in common: compared as strings."""
@@ -90,10 +126,17 @@ def test_the_same_documents_as_a_plain_script_finds(tmp_path, seed):
         ({"decontaminate": ("items.pdf",)}, "items.pdf: no file of text"),
         ({"decontaminate": True}, "no text of the recipe's evaluation"),
         ({"decontaminate": ("broken.jsonl",)}, "broken.jsonl, line 2: not valid JSON"),
+        (
+            {"decontaminate": ("exams",)},
+            "exams: 2 files that look like data would not be read: a.csv, b.parquet",
+        ),
     ],
 )
 def test_what_cannot_be_looked_for_is_refused(tmp_path, monkeypatch, content, said):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "exams").mkdir()
+    for name in ("a.csv", "b.parquet", "c.txt", "README.md", "picture.png"):
+        (tmp_path / "exams" / name).write_text("kas on\n")
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n')
     with pytest.raises(KieloError, match=said):
         dropped(tmp_path, [estonian_document(1)], **content)

@@ -31,11 +31,11 @@ FINEWEB2 = {
 }  # fmt: skip
 
 
-def run(tmp_path, **source):
+def run(tmp_path, progress=False, **source):
     recipe = Recipe(
         name="t", language="et", corpus=Corpus(workers=1, sources=[{"name": "a", "clean": False} | source])
     )
-    run_corpus(recipe, tmp_path / "corpus", tmp_path / "raw", progress=False)
+    run_corpus(recipe, tmp_path / "corpus", tmp_path / "raw", progress)
     documents = list(read_documents(tmp_path / "corpus" / "documents"))
     rows = read_json(tmp_path / "corpus", Funnel).steps
     return documents, {row.reason: row.documents for row in rows if row.documents}
@@ -82,6 +82,34 @@ def test_fineweb2_by_its_own_columns(tmp_path):
         "language_score": 0.93, "cluster_size": 12,
     }  # fmt: skip
     assert dropped == {"language_score under 0.93": 3}
+
+
+def scored(tmp_path, scores: list[float]) -> str:
+    """Near copies with scores in Parquet, which can have NaN."""
+    of = {key: value for key, value in HPLT.items() if key not in ("pii", "web-register")}
+    text = estonian_document(1)
+    rows = [of | {"doc_scores": [score], "text": f"{text} {n}"} for n, score in enumerate(scores)]
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def test_scores_that_are_no_number_are_missing(tmp_path, capsys):
+    path = scored(tmp_path, [float("nan"), 7.0, 9.0])
+    documents, dropped = run(tmp_path, progress=True, path=path, min_document_score=5)
+    assert [one["metadata"]["number"] for one in documents] == [2, 3] and dropped == {"no document_score": 1}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 documents whose document_score is no finite number" in said
+
+
+@pytest.mark.full
+def test_of_near_copies_one_with_a_score_stays(tmp_path):
+    pytest.importorskip("rensa")
+    sources = [{"name": "a", "path": scored(tmp_path, [float("nan"), 7.0, 9.0])}]
+    keys = {"near_copies": "hplt", "near_copies_keep": "score", "deduplicate_lines": False}
+    recipe = Recipe(name="t", language="et", corpus=Corpus(workers=1, sources=sources, **keys))
+    run_corpus(recipe, tmp_path / "near", tmp_path / "raw", progress=False)
+    assert [one["metadata"]["number"] for one in read_documents(tmp_path / "near" / "documents")] == [3]
 
 
 def test_scores_that_a_source_has_not(tmp_path):

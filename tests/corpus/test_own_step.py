@@ -38,6 +38,8 @@ def test_documents_are_judged_and_changed(tmp_path):
     assert kept == right
     rows = {row.reason: row for row in funnel.steps if row.name == "own step"}
     assert rows["my_step.py: a third"].documents == 3
+    words = sum(len(estonian_document(number).split()) for number in (2, 5, 8))
+    assert rows["my_step.py: a third"].words == words
     assert funnel.settings["own_steps"][0][0] == "my_step.py"
 
 

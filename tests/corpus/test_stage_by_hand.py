@@ -12,6 +12,7 @@ from kielo.artifact.manifest import write_stage
 from kielo.artifact.stage_counts import Funnel, FunnelSource
 from kielo.artifact.stage_json import read_json
 from kielo.corpus import corpus_stage as corpus_run
+from kielo.corpus import input_files
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.pipeline import ReadPart, SplitAgain, first_pass, second_pass
@@ -164,7 +165,7 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
         "a", str(tmp_path), ("a.txt",), "text", True, "lines", ("text",), None, "o", ((3, 7),), "f"
     )
     stamps = {"now": ((3, 7),)}
-    monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
+    monkeypatch.setattr(input_files, "file_stamps", lambda root, files: stamps["now"])
 
     def read(**counts) -> Tally:
         return Tally("read", "", {"a": Counter({(what, ""): n for what, n in counts.items()})}, [])

@@ -12,6 +12,7 @@ import errno
 import json
 import logging
 import os
+import platform
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -69,8 +70,10 @@ class DurableFile(WrittenAside):
     def __init__(self, path: Path | str):
         self.path = Path(path)
         make_folder(self.path.parent)
-        # The process number keeps two ranks or jobs that write the same file apart.
-        self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.kielo-partial")
+        # Host and process keep ranks and jobs apart that write the same file. In containers processes of
+        # several hosts have the same number.
+        writer = f"{platform.node()}.{os.getpid()}"
+        self._aside = self.path.with_name(f".{self.path.name}.{writer}.kielo-partial")
         with self._named():
             self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
 

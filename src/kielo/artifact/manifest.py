@@ -265,10 +265,10 @@ def as_json(content: Any) -> Any:
 
 
 @cache
-def installed_versions() -> dict[str, str]:
+def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of the packages that decide an output, without an import of them."""
     versions = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in packages:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return versions

@@ -22,6 +22,7 @@ from kielo.corpus.raw_record import Record
 # Bytes of a part on disk. Small parts keep all workers busy, and few parts keep the rounds over them short.
 LEAST_PART_BYTES, USUAL_PART_BYTES, USUAL_PARTS, MOST_PARTS = 8 << 20, 256 << 20, 256, 4096
 MOST_FILES = 10_000  # of a part
+PACKED_TEXT = 6  # bytes of text for a byte of a compressed file, at most
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ class PartLimits:
 def part_bytes(total: int) -> int:
     """Return the bytes of a part of a corpus of `total` bytes."""
     return max(min(max(total // USUAL_PARTS, LEAST_PART_BYTES), USUAL_PART_BYTES), total // MOST_PARTS)
+
+
+def text_bytes(sources: Sequence[RawSource]) -> int:
+    """Return an upper estimate of the bytes of text in the files of sources."""
+    packed = (*COMPRESSED, ".parquet")
+    return sum(
+        size * (PACKED_TEXT if Path(file).suffix.lower() in packed else 1)
+        for source in sources
+        for file, (size, _) in zip(source.files, source.stamps, strict=True)
+    )
 
 
 def make_parts(sources: Sequence[RawSource]) -> list[Part]:

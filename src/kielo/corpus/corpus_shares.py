@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from kielo.artifact.manifest import read_manifest
-from kielo.corpus.corpus_stage import plan_corpus
+from kielo.artifact.manifest import is_current, read_manifest
+from kielo.corpus.corpus_stage import KIND, VERSION, plan_corpus
 from kielo.corpus.corpus_tasks import PLAN, CorpusTasks, corpus_worker, tasks_folder
 from kielo.corpus.process_pool import WorkerPool
 from kielo.recipe.errors import KieloError
@@ -39,23 +39,36 @@ def run_corpus_share(
     Return the number of tasks done here. `run_corpus` then only puts the stage together.
     """
     planned = plan_corpus(recipe, folder, raw_folder, progress)
-    return 0 if planned is None else work_off(planned[0], share)
+    if planned is None:
+        return 0
+    tasks, inputs, section = planned
+    done = work_off(tasks, share)
+    if not is_current(folder, KIND, VERSION, inputs, section):
+        tasks.refuse_removed()
+    return done
 
 
 def work_off(tasks: CorpusTasks, share: tuple[int, int], poll_seconds: float = POLL_SECONDS) -> int:
-    """Do the tasks of a share, and then undone tasks of the others. Return the number done here."""
+    """Do the tasks of a share, and then undone tasks of the others. Return the number done here.
+
+    End also when the work folder is removed: another machine put the corpus together.
+    """
     workers, done = tasks.recipe.corpus.workers, 0
     begun = _BegunTasks(tasks)
-    with WorkerPool(partial(corpus_worker, tasks.recipe, tasks.work), workers, "corpus") as pool:
-        for round in tasks.rounds:
-            for numbers in _turns(tasks, round, share, begun):
-                if not numbers:
-                    time.sleep(poll_seconds)
-                    continue
-                started = time.monotonic()
-                for _ in pool.results([(round, number) for number in numbers]):
-                    done += 1
-                begun.note((time.monotonic() - started) * min(workers, len(numbers)) / len(numbers))
+    try:
+        with WorkerPool(partial(corpus_worker, tasks.recipe, tasks.work), workers, "corpus") as pool:
+            for round in tasks.rounds:
+                for numbers in _turns(tasks, round, share, begun):
+                    if not numbers:
+                        time.sleep(poll_seconds)
+                        continue
+                    started = time.monotonic()
+                    for _ in pool.results([(round, number) for number in numbers]):
+                        done += 1
+                    begun.note((time.monotonic() - started) * min(workers, len(numbers)) / len(numbers))
+    except (KieloError, OSError):
+        if tasks.is_planned():
+            raise
     return done
 
 
@@ -111,7 +124,7 @@ def _is_alive(process: str) -> bool:
 
 def corpus_progress(recipe: Recipe, folder: Path) -> CorpusProgress:
     """Return how far the newest work on the corpus in `folder` is."""
-    plans = sorted(tasks_folder(folder).glob(f"*/{PLAN}"), key=lambda path: path.stat().st_mtime)
+    plans = sorted(tasks_folder(folder).glob(f"[!.]*/{PLAN}"), key=lambda path: path.stat().st_mtime)
     if not plans:
         return CorpusProgress(0, 0, read_manifest(folder) is not None, {})
     tasks, rounds = CorpusTasks(recipe, plans[-1].parent), dict[str, tuple[int, int]]()

@@ -27,12 +27,14 @@ from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus import damage, mojibake, near_copies, personal_data
-from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks
+from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks, work_folder
 from kielo.corpus.decontamination import described
 from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
-from kielo.corpus.fetch import fetch_sources, file_stamps
+from kielo.corpus.fetch import fetch_sources
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.funnel_details import border_examples, cluster_sizes, identified_languages
+from kielo.corpus.input_files import hashes_beside, refuse_changed, refuse_changed_beside
+from kielo.corpus.known_corpora import NOT_FINITE
 from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
@@ -101,7 +103,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     tasks, inputs, section = planned
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         stage.counts.update(_clean(tasks, section, stage.folder, say).content())
-    remove_tasks(folder)
+    remove_tasks(folder, tasks.work, has_others=True)
     return finished_manifest(folder)
 
 
@@ -115,16 +117,22 @@ def plan_corpus(
     """
     refuse_foreign(folder, KIND)  # before hours of fetching
     card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
-    section = effective_settings(recipe.corpus, card, recipe.language)
     _refuse_missing(recipe)
+    beside = hashes_beside(recipe)  # before the identity hashes the same files
+    section = effective_settings(recipe.corpus, card, recipe.language)
     sources = fetch_sources(recipe, Path(raw_folder), _speaker(progress), prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
-    inputs |= {f"evaluation {one.name}": one.fingerprint() for one in evaluation_items(recipe)}
+    # Files of several folders can have the same name.
+    items = enumerate(evaluation_items(recipe), 1)
+    inputs |= {f"evaluation {number} {one.name}": one.fingerprint() for number, one in items}
+    identity = [KIND, VERSION, inputs, section]
     if is_current(folder, KIND, VERSION, inputs, section):
+        remove_tasks(folder, work_folder(folder, identity), has_others=False)  # if that was killed before
         return None
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    refuse_changed_beside(recipe, beside)
     with disk_problems_reported(f"{folder}: the {KIND} stage"):
-        work = plan_tasks(folder, [KIND, VERSION, inputs, section], sources)
+        work = plan_tasks(folder, identity, sources, beside)
     return CorpusTasks(recipe, work), inputs, section
 
 
@@ -210,12 +218,7 @@ def describe_read(sources: Sequence[RawSource], reader: Tally) -> list[FunnelSou
     """Describe the text that was read. Raises KieloError for a source that was empty or changed."""
     described = []
     for source in sources:
-        stamps = file_stamps(source.root, source.files)
-        for file, before, now in zip(source.files, source.stamps, stamps, strict=True):
-            if before != now:
-                path = Path(source.root) / file
-                fix = "Fix: run again once nobody writes to it"
-                raise KieloError(f"{path}: changed while the corpus was read. {fix}")
+        refuse_changed(source, source.files)
         if source.name not in reader.counts:
             raise KieloError(
                 f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
@@ -364,6 +367,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
                 f"{raw.name}: {total[f'{what}_characters', '']:,} controls U+0080 to U+009F in "
                 f"{total[f'{what}_documents', '']:,} documents {became} for Latin-1 before"
             )
+    for (what, fact), number in sorted(total.items()):
+        if what == NOT_FINITE:
+            yield f"{raw.name}: {number:,} documents whose {fact} is no finite number: they have none"
     if source.repaired_lines:
         yield f"{raw.name}: {source.repaired_lines:,} lines in another encoding were repaired"
     if source.mended:

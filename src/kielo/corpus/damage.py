@@ -91,13 +91,18 @@ class MendSpacedLetters(CorpusStep):
         mended = list(map(self.mended, document.lines))
         if not any(line is not None for line in mended):
             return True
-        before, reason = document.num_bytes, "letters with spaces between them"
+        size, words, reason = (
+            document.num_bytes,
+            document.num_spaced_words,
+            "letters with spaces between them",
+        )
         lines = [old if new is None else new for old, new in zip(document.lines, mended, strict=True)]
         dropped = mended.count("")
         document.set_lines([line for line, new in zip(lines, mended, strict=True) if new != ""])
         self.count(MENDED, self.name, sum(map(bool, mended)))
         self.count("lines", reason, dropped)
-        self.count("bytes", reason, before - document.num_bytes)
+        self.count("bytes", reason, size - document.num_bytes)
+        self.count("spaced_words", reason, words - document.num_spaced_words)
         if not document.lines:
             self.count("documents", reason)
         return bool(document.lines)
@@ -125,10 +130,11 @@ class MendLoops(CorpusStep):
     def work(self, document: SplitDocument) -> bool:
         lines = [without_loops(line) for line in document.lines]
         if mended := sum(a is not b for a, b in zip(lines, document.lines, strict=True)):
-            before = document.num_bytes
+            size, words, reason = document.num_bytes, document.num_spaced_words, "repeated in a row"
             document.set_lines(lines)
             self.count(MENDED, self.name, mended)
-            self.count("bytes", "repeated in a row", before - document.num_bytes)
+            self.count("bytes", reason, size - document.num_bytes)
+            self.count("spaced_words", reason, words - document.num_spaced_words)
         return True
 
 

@@ -15,6 +15,7 @@ import regex
 import xxhash
 
 from kielo.corpus.evaluation_items import EvaluationItems, evaluation_items
+from kielo.corpus.input_files import known_hash
 from kielo.corpus.step import CorpusStep, DocumentFilter, SplitDocument, cut_tokens
 from kielo.recipe.sections import Recipe
 
@@ -67,9 +68,15 @@ def _hashes(words: Sequence[str], most: int = NUM_WORDS) -> Iterator[tuple[int, 
             yield n, hashes
 
 
-@lru_cache(maxsize=1)
 def ngrams_of(items: tuple[EvaluationItems, ...]) -> tuple[dict[int, NGrams], tuple[tuple[int, int], ...]]:
     """Return length → n-grams, and for each evaluation its texts and how many are too short."""
+    return _ngrams_of(items, tuple(known_hash(path) for one in items for path in one.files))
+
+
+@lru_cache(maxsize=1)
+def _ngrams_of(
+    items: tuple[EvaluationItems, ...], of_files: tuple[str, ...]
+) -> tuple[dict[int, NGrams], tuple[tuple[int, int], ...]]:
     import numpy as np
 
     found: dict[int, list[tuple[Numbers, int]]] = {}

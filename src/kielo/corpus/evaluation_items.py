@@ -15,7 +15,15 @@ from kielo.artifact.manifest import hash_file, hash_json
 from kielo.artifact.prefetched import Prefetched, prefetched_folder
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.text_files import read_lines
-from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
+from kielo.corpus.raw_formats import (
+    RawSource,
+    formats,
+    is_about,
+    is_data,
+    is_readable,
+    raw_source,
+    records,
+)
 from kielo.corpus.raw_texts import parse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import EvaluationText, Recipe, Source
@@ -35,7 +43,9 @@ class EvaluationItems:
     text: EvaluationText | None = None
 
     def fingerprint(self) -> str:
-        return hash_json([hash_file(path) for path in self.files])
+        """Return the hash of all that decides the texts: formats follow from names."""
+        how = self.text and [self.text.text_field, self.text.kind]
+        return hash_json([how, *([path.name, hash_file(path)] for path in self.files)])
 
     def texts(self) -> Iterator[str]:
         if self.text is None:
@@ -98,14 +108,27 @@ def _prefetched_tasks() -> list[EvaluationItems]:
 
 def _files_of(key: str, given: str) -> tuple[Path, ...]:
     place = Path(given).expanduser().absolute()
-    files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    files = [path for path in files if path.is_file() and _format(path)]
+    found = _files_in(place) if place.is_dir() else [place]
+    files = [path for path in found if path.is_file() and _format(path)]
+    unread = [path.name for path in found if is_data(path) and not _format(path)]
+    if unread and place.is_dir():
+        raise KieloError(
+            f"{key}: {given}: {len(unread)} files that look like data would not be read: "
+            f"{', '.join(unread[:5])}{', …' * (len(unread) > 5)}. Fix: convert them to {_LINES}, "
+            f"{_FIELDS} or {_TABLE}, or move them away"
+        )
     if not files:
         raise KieloError(
             f"{key}: {given}: no file of text for {_KEY}. Fix: a file or folder of {_LINES}, {_FIELDS} or "
             f"{_TABLE}"
         )
     return tuple(files)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder without READMEs, licences, checksums and hidden files."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if not path.name.startswith(".") and not is_about(path)]
 
 
 def _format(path: Path) -> str:

@@ -35,6 +35,7 @@ from kielo.corpus.download import (
     fetch_debian_package,
     fetch_huggingface_dataset,
 )
+from kielo.corpus.input_files import file_stamps
 from kielo.corpus.raw_formats import (
     ARCHIVES,
     RawSource,
@@ -128,18 +129,6 @@ def _fetch(
         web_archives.refuse_missing(name)
     more = {"stamps": stamps, "fingerprint": fingerprint, "unread": tuple(unread)}
     return raw_source(source, root, files, origin, **more)
-
-
-def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Return (bytes, time of change in ns) of each file, which show if a file was changed."""
-    found = []
-    for file in files:
-        try:
-            status = (Path(root) / file).stat()
-        except OSError as problem:
-            raise KieloError(f"{Path(root) / file}: cannot be read ({problem.strerror})") from None
-        found.append((status.st_size, status.st_mtime_ns))
-    return tuple(found)
 
 
 def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:

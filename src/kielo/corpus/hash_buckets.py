@@ -1,8 +1,9 @@
 """64-bit hashes on disk in buckets by their highest bits, and the copies among the hashes of a bucket.
 
 NAME.hashes has runs of RUN hashes: the hashes of a run by bucket, then their positions in the run (uint32).
-NAME.npy has for each run the number of hashes of each bucket. So a bucket of many parts is a few reads a
-part, and a worker holds one run or one bucket.
+NAME.npy has for each run where its buckets end. So a bucket of many parts is a few reads a part, and a worker
+holds one run or one bucket: about HASHES_OF_BUCKET hashes, and more from MOST_BUCKETS of them on, or if one
+hash recurs more often.
 """
 
 from array import array
@@ -14,17 +15,20 @@ from typing import Self
 import numpy as np
 
 RUN = 1 << 21
-LEAST_BYTES_OF_TEXT = 20  # for each hash: shorter lines are seldom
-HASHES_OF_BUCKET, MOST_BUCKETS = 1 << 22, 4096
+LEAST_BYTES_OF_LINE, LEAST_BYTES_OF_DOCUMENT = 20, 100  # on average
+HASHES_OF_BUCKET, MOST_BUCKETS = 1 << 22, 1 << 14
 _BYTES = 12  # of a hash and its position
 COPIES, OFFSETS = "copies.u64", "offsets.npy"
 IsCounted = Callable[[int, np.ndarray], np.ndarray]
 
 
-def num_buckets(num_bytes: int) -> int:
-    """Return a power of two, of buckets that fit into memory for that many bytes of text."""
-    least = num_bytes // (LEAST_BYTES_OF_TEXT * HASHES_OF_BUCKET)
-    return min(1 << least.bit_length(), MOST_BUCKETS)
+def num_buckets(num_bytes: int, bands: int = 0) -> int:
+    """Return a power of two, of buckets that fit into memory for that many bytes of text.
+
+    bands: hashes of each document by which near copies are found.
+    """
+    hashes = max(num_bytes // LEAST_BYTES_OF_LINE, bands * num_bytes // LEAST_BYTES_OF_DOCUMENT)
+    return min(1 << (hashes // HASHES_OF_BUCKET).bit_length(), MOST_BUCKETS)
 
 
 class HashWriter:
@@ -33,7 +37,7 @@ class HashWriter:
     def __init__(self, folder: Path, name: str, buckets: int):
         self._path, self._buckets = folder / name, buckets
         self._file = open(_hashes_path(self._path), "wb")  # noqa: SIM115 (closed by __exit__)
-        self._waiting, self._counts = array("Q"), list[np.ndarray]()
+        self._waiting, self._ends = array("Q"), list[np.ndarray]()
 
     def __enter__(self) -> Self:
         return self
@@ -41,8 +45,7 @@ class HashWriter:
     def __exit__(self, kind: type | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self._write(self._waiting)
-            counts = np.array(self._counts, np.uint32).reshape(-1, self._buckets)
-            np.save(self._path.with_suffix(".npy"), counts)
+            np.save(self._path.with_suffix(".npy"), np.array(self._ends, np.uint32))
         self._file.close()
 
     def add(self, hashes: Iterable[int]) -> None:
@@ -57,7 +60,7 @@ class HashWriter:
         order = np.argsort(bucket, kind="stable")
         self._file.write(run[order].tobytes())
         self._file.write(order.astype(np.uint32).tobytes())
-        self._counts.append(np.bincount(bucket, minlength=self._buckets))
+        self._ends.append(np.concatenate([[0], np.cumsum(np.bincount(bucket, minlength=self._buckets))]))
 
 
 def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
@@ -72,11 +75,11 @@ def _hashes_path(path: Path) -> Path:
 def read_bucket(folder: Path, name: str, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of a bucket and their positions (uint64), in the order in which they were added."""
     path = folder / name
-    counts = np.load(path.with_suffix(".npy")).astype(np.int64)
+    ends = np.load(path.with_suffix(".npy"), mmap_mode="r")  # two numbers of a run are read
     hashes, positions, begin = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], 0
-    for run, of_run in enumerate(counts):
-        size, before, number = int(of_run.sum()), int(of_run[:bucket].sum()), int(of_run[bucket])
-        if number:
+    for run, of_run in enumerate(ends):
+        size, before, after = (int(of_run[place]) for place in (-1, bucket, bucket + 1))
+        if number := after - before:
             file = _hashes_path(path)
             hashes.append(np.fromfile(file, np.uint64, number, offset=begin + 8 * before))
             place = begin + 8 * size + 4 * before
@@ -123,6 +126,6 @@ def _is_copy(hashes: np.ndarray) -> np.ndarray:
 def read_copies(buckets: Iterable[Path], part: int) -> Iterator[np.ndarray]:
     """Yield the positions of copies in a part, from the folders that `write_copies` wrote."""
     for folder in buckets:
-        begin, end = (int(offset) for offset in np.load(folder / OFFSETS)[part : part + 2])
+        begin, end = (int(offset) for offset in np.load(folder / OFFSETS, mmap_mode="r")[part : part + 2])
         if end > begin:
             yield np.fromfile(folder / COPIES, np.uint64, end - begin, offset=8 * begin)

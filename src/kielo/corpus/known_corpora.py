@@ -5,12 +5,14 @@ They become metadata of the documents, which filters and mixtures can use.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from kielo.artifact.json_object import JsonTable
 from kielo.corpus.step import DocumentFilter, SplitDocument
 from kielo.recipe.sections import Source
 
+NOT_FINITE = "not_finite"  # scores that are NaN or infinite, by fact
 LANGUAGE_SCORE, DOCUMENT_SCORE = "language_score", "document_score"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "url": (str,),
@@ -61,12 +63,24 @@ def fields_of_facts(present: Collection[str]) -> tuple[str, ...]:
 
 
 def facts_of(fields: JsonTable) -> JsonTable:
-    """Return a record's facts for the metadata of its document. A fact of an unusual type is left out."""
+    """Return a record's facts for the metadata of its document.
+
+    A fact of an unusual type is left out, and so is a score that is no finite number.
+    """
+    return {fact: value for fact, value in _found(fields).items() if _fits(value, _TYPES[fact])}
+
+
+def not_finite(fields: JsonTable) -> tuple[str, ...]:
+    """Return the facts that `facts_of` leaves out because they are NaN or infinite."""
+    return tuple(fact for fact, value in _found(fields).items() if not _is_finite(value))
+
+
+def _found(fields: JsonTable) -> JsonTable:
     found: JsonTable = {}
     for known in _KNOWN:
         if known.marks <= fields.keys():
             found |= {fact: _first(fields.get(field)) for fact, field in known.facts.items()}
-    return {fact: value for fact, value in found.items() if _fits(value, _TYPES[fact])}
+    return found
 
 
 def _first(value: Any) -> Any:
@@ -74,7 +88,11 @@ def _first(value: Any) -> Any:
 
 
 def _fits(value: Any, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
+    return isinstance(value, types) and not isinstance(value, bool) and _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or isfinite(value)
 
 
 def score_filters(source: Source) -> list[DocumentFilter]:

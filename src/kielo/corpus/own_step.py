@@ -76,6 +76,7 @@ class OwnStep(CorpusStep):
             self.count("documents", f"{self._label}: {reason}")
             self.count("lines", f"{self._label}: {reason}", len(document.lines))
             self.count("bytes", f"{self._label}: {reason}", document.num_bytes)
+            self.count("spaced_words", f"{self._label}: {reason}", document.num_spaced_words)
         return reason is None
 
     def _changed(self, change: Callable, document: SplitDocument, text: str) -> str:
@@ -84,9 +85,10 @@ class OwnStep(CorpusStep):
             self._refuse(document, f"change returned {type(changed).__name__}, not text. {_FIX}")
         if changed == text:
             return text
-        before = document.num_bytes
+        size, words = document.num_bytes, document.num_spaced_words
         document.set_lines(list(filter(None, map(normalise_line, lines_of(changed)))))
-        self.count("bytes", f"{self._label}: changed", before - document.num_bytes)
+        self.count("bytes", f"{self._label}: changed", size - document.num_bytes)
+        self.count("spaced_words", f"{self._label}: changed", words - document.num_spaced_words)
         return document.join()
 
     def _reason(self, document: SplitDocument, text: str) -> str | None:

@@ -20,7 +20,7 @@ from kielo.corpus.corpus_parts import Part, PartLimits, part_records
 from kielo.corpus.decontamination import decontamination
 from kielo.corpus.duplicates import document_hash, line_hashes
 from kielo.corpus.hash_buckets import HashWriter
-from kielo.corpus.known_corpora import score_filters
+from kielo.corpus.known_corpora import NOT_FINITE, score_filters
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.near_copies import Bands, SignatureWriter
 from kielo.corpus.own_step import OwnStep
@@ -79,6 +79,9 @@ class ReadPart(CorpusStep):
                 continue
             except OSError as problem:
                 raise unreadable(record.path, problem) from None
+            self.source = source.name
+            for fact in raw.not_finite:
+                self.count(NOT_FINITE, fact)
             metadata = {"file": file, "number": record.number} | raw.facts
             split = split_document if source.is_cleaned else split_verbatim
             document = split(raw.text, raw.id, source.name, place, metadata)

@@ -10,7 +10,7 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.text_files import SHOWING_BYTES, decode_text, marked_encoding, other_encoding
 from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_text import decode_page, page_text
-from kielo.corpus.known_corpora import facts_of
+from kielo.corpus.known_corpora import facts_of, not_finite
 from kielo.corpus.programming_languages import LANGUAGE, programming_language
 from kielo.corpus.raw_formats import ARCHIVES, FILE_NAME_FIELDS, RawSource, file_format
 from kielo.corpus.raw_record import (
@@ -34,6 +34,7 @@ class RawText:
     text: str
     facts: JsonTable = field(default_factory=dict)
     sides: tuple[str, str] | None = None
+    not_finite: tuple[str, ...] = ()  # facts that were left out
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
@@ -87,7 +88,7 @@ def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> R
     if not isinstance(text, str):
         raise _no_text(NO_TEXT, where, source.text_fields[0], fields, "text_field")
     if source.kind != "code":
-        return RawText(id, text, facts_of(fields))
+        return RawText(id, text, facts_of(fields), not_finite=not_finite(fields))
     names = (fields.get(name) for name in FILE_NAME_FIELDS)
     languages = (programming_language(name) for name in names if isinstance(name, str) and name)
     language = next(filter(None, languages), None)
