@@ -14,11 +14,11 @@ from pathlib import Path
 from kielo.artifact.attempt_files import EXIT_CODES, read_refusal
 from kielo.artifact.checkpoint_folder import newest_written
 from kielo.artifact.launch_files import Launch
-from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, read_manifest, write_text_atomically
+from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, read_manifest
 from kielo.artifact.score_history import history_path, read_history
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_json, read_stage_json
-from kielo.launch.decide import DECISION_NAME, Decision, attempts
+from kielo.launch.decide import Decision, attempts, write_decision
 
 # Exit codes of a task that was asked to stop, and stops at once.
 _ASKED = {128 + number for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
@@ -102,11 +102,5 @@ def _is_of_attempt(file: Path, attempt: Path) -> bool:
         return False
 
 
-def main(arguments: list[str]) -> None:
-    launch, attempt, code, *refusal = arguments
-    decision = decide(Path(launch), Path(attempt), int(code), *refusal)
-    write_text_atomically(Path(attempt) / DECISION_NAME, decision.text())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_decision(sys.argv[1:], decide)
