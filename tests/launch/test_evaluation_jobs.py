@@ -22,7 +22,7 @@ from kielo.launch.job_paths import job_paths
 from kielo.launch.job_plan import JobPlan, Wishes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from tests.launch.test_chain import Chain
+from tests.launch.test_chain import STUBS, Chain
 
 FLAGS = ["--cluster", "karolina", "--nodes", "2", "--account", "open-00-00", "--hours", "2", "--dry-run"]
 TASKS = ["--set", 'evaluate.tasks=["xcopa_et"]']
@@ -107,12 +107,16 @@ def test_an_attempt_is_judged_by_its_scores(written: Path, tmp_path: Path) -> No
     without = f"the ranks ended with exit code 0 and without scores; the first error is in {attempt}"
     assert judged(0) == ("failed", without, "")
     assert judged(0, "no nodes") == ("failed", "no nodes", "")
-    for code in (128 + signal.SIGUSR1, 128 + signal.SIGTERM):
-        assert judged(code) == ("requeue", TIME_IS_OVER, "")
-    assert judged(137)[::2] == ("failed", "")
+    assert judged(128 + signal.SIGUSR1) == ("requeue", TIME_IS_OVER, "")
+    for code in (137, 128 + signal.SIGTERM, 128 + signal.SIGINT):  # srun ends the others with SIGTERM
+        assert judged(code)[::2] == ("failed", "")
+    (attempt / "asked").touch()
+    assert judged(128 + signal.SIGTERM) == ("requeue", TIME_IS_OVER, "")
+    (attempt / "asked").unlink()
     refused = Refusal(message="evaluate.tasks: lm-eval is not installed")
     (attempt / "refusal.txt").write_text(json.dumps(refused.content()))
-    assert judged(1) == ("failed", refused.message, "")
+    for code in (1, 128 + signal.SIGTERM):
+        assert judged(code) == ("failed", refused.message, "")
     start, end = "start\t7\t0\t2\t100\t3 results\t", f"end\t7\t0\t2\t160\tfailed\t{refused.message}"
     (of.folder / "chain/attempts").write_text("\n".join([start, end, start.replace("100", "9999999999"), ""]))
     assert judged(1) == ("failed", refused.message, f"twice the same: {refused.message}")
@@ -130,6 +134,12 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
     of = Evaluation(written, tmp_path)
     assert of.job("exit 138") == 0 and not of.stopped and not of.cancelled.exists()
     assert of.attempts[-1].split("\t")[5:] == ["requeue", TIME_IS_OVER]
+    with open(of.stubs / "scontrol", "a") as scontrol:
+        scontrol.write(
+            '[ "$1" != --oneliner ] || echo " JobState=RUNNING Reason=None PreemptTime=2026-11-28T00:00:00"\n'
+        )
+    assert of.job("exit 143") == 0 and of.attempts[-1].split("\t")[5:] == ["requeue", TIME_IS_OVER]
+    (of.stubs / "scontrol").write_text("#!/bin/bash\n" + STUBS["scontrol"])
     of.scores({})
     assert of.job("touch {run}/evaluate/manifest.json; exit 0", "8") == 0
     assert of.stopped == "finished" and of.cancelled.read_text().split()[2:] == ["9"]
@@ -142,6 +152,19 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
         said = capsys.readouterr().out
         assert "no task of step_00000040 yet; all scored, bits per byte 1.250" in said
         assert ("scored\t" in said) == (folder == of.folder) and "ended: finished" in said
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("requeue", 138), ("failed", 1)])
+def test_a_watch_may_wait_for_more_than_three_jobs(
+    written: Path, tmp_path: Path, outcome: str, code: int
+) -> None:
+    """A job whose time ended does not count as an attempt without a new result. A failure counts."""
+    of = Evaluation(written, tmp_path, "watch")
+    lines = ["start\t5\t0\t2\t9\t0 results\t", f"end\t5\t0\t2\t10\t{outcome}\twhy"]
+    (of.folder / "chain/attempts").write_text("\n".join([*lines * 3, ""]))
+    assert of.job(f"exit {code}") == (0 if outcome == "requeue" else 1)
+    ended = "" if outcome == "requeue" else "3 attempts in a row made nothing after 0 results; the last: why"
+    assert of.stopped == ended
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_json, read_stage_json
 from kielo.launch.decide import Decision, attempts, write_decision
 
-# Exit codes of a task that was asked to stop, and stops at once.
-_ASKED = {128 + number for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+# Exit code of a task that was asked to stop, and stops at once. SIGTERM says nothing, because srun and mpirun
+# end all tasks with it after one of them failed.
+_ASKED = 128 + signal.SIGUSR1
 _ROUNDED_SECONDS = 90  # schedulers count minutes
 
 
@@ -32,7 +33,8 @@ def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decisio
     if code == EXIT_CODES["finished"] and _has_result(launch, attempt):
         return Decision("finished", "", ends="finished")
     tried = attempts(launch / "chain" / "attempts")
-    if code in _ASKED or (tried and _is_time_over(launch, tried[-1].started)):
+    is_over = bool(tried) and _is_time_over(launch, tried[-1].started)
+    if code == _ASKED or is_over or _is_stop_asked(launch, attempt):
         return Decision("requeue", "its time ended. What was scored stays, and the next job continues")
     refused = read_refusal(attempt / "refusal.txt")
     if refused is None and code == 1 and (without := _without_task(launch, attempt)):
@@ -58,6 +60,11 @@ def _is_time_over(launch: Path, started: int) -> bool:
         asked is not None
         and time.time() >= started + asked.wall_seconds - asked.grace_seconds - _ROUNDED_SECONDS
     )
+
+
+def _is_stop_asked(launch: Path, attempt: Path) -> bool:
+    """Return True if job.sh was told to stop, or a person has ended the chain."""
+    return (attempt / "asked").exists() or (launch / "chain" / "stopped").exists()
 
 
 def _without_task(launch: Path, attempt: Path) -> str:
