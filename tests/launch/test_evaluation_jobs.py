@@ -224,17 +224,33 @@ def test_jobs_that_would_end_at_once_are_refused(
 
 
 def test_a_watch_is_judged_by_its_history(written: Path, tmp_path: Path) -> None:
+    """It ends its chain only if it came to its end, passed nothing over and scored the newest checkpoint."""
     of = Evaluation(written, tmp_path, "watch")
-    attempt = of_attempt(of.folder)
-    assert decide(of.folder, attempt, 0).outcome == "failed"
+    attempt, history, ended = of_attempt(of.folder), of.run / "watch/history.jsonl", of.run / "watch/ended"
     of.scores({"xcopa_et": "no data"})
-    row = {
-        "step": 40, "tokens": 9, "model": of.newest.name, "inputs": {}, "seconds": 1.0,
-        "scored_at": "2026-11-28T00:00:00+00:00",
-        "scores": json.loads((of.run / "evaluate/scores.json").read_text()),
-    }  # fmt: skip
-    (of.run / "watch").mkdir()
-    (of.run / "watch/history.jsonl").write_text(json.dumps(row) + "\n")
-    assert decide(of.folder, attempt, 0).ends == "finished"
-    assert decide(of.folder, attempt, 1).ends == f"finished, {WITHOUT}"
-    assert decide(of.folder, attempt, 134).outcome == "failed"
+    lacking = json.loads((of.run / "evaluate/scores.json").read_text())
+
+    def row(step: int, scored_at: str, unscored: dict[str, str]) -> str:
+        when = {"tokens": 9, "inputs": {}, "seconds": 1.0, "scored_at": scored_at}
+        scores = {**lacking, "unscored_tasks": unscored}
+        return json.dumps({"step": step, "model": f"step_{step:08d}", **when, "scores": scores}) + "\n"
+
+    def judged(code: int) -> tuple[str, str, str]:
+        found = decide(of.folder, attempt, code)
+        return found.outcome, found.reason, found.ends
+
+    old, new = "2026-01-01T00:00:00+00:00", "2126-01-01T00:00:00+00:00"
+    history.parent.mkdir()
+    history.write_text(row(40, new, {"xcopa_et": "no data"}))
+    for code in (0, 1):  # it crashed, or was interrupted
+        assert judged(code)[::2] == ("failed", "") and "without scores" in judged(code)[1]
+    ended.write_text("")
+    for code in (0, 1):
+        assert judged(code) == ("finished", WITHOUT, f"finished, {WITHOUT}")
+    assert judged(134)[::2] == ("failed", "")
+    history.write_text(row(20, old, {"a": "it was pruned"}) + row(40, new, {"b": "no"}) + row(40, new, {}))
+    assert judged(0) == ("finished", "", "finished")
+    history.write_text(row(20, new, {}))
+    assert judged(0) == ("failed", f"{history} has no scores of step_00000040", "")
+    ended.write_text("step_00000040: is damaged\n")
+    assert judged(1) == ("failed", "passed over: step_00000040: is damaged", "")
