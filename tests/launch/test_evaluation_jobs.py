@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from dataclasses import replace
@@ -15,9 +16,10 @@ from kielo.artifact.launch_files import Launch
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.scores import BitsPerByte, Scores
 from kielo.artifact.stage_json import read_json, write_json
+from kielo.artifact.task_result import TaskResult
 from kielo.cli.main import main
 from kielo.launch.decide_evaluation import decide
-from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation
+from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation, scored_in_words
 from kielo.launch.job_paths import job_paths
 from kielo.launch.job_plan import JobPlan, Wishes
 from kielo.recipe.errors import KieloError
@@ -152,6 +154,29 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
         said = capsys.readouterr().out
         assert "no task of step_00000040 yet; all scored, bits per byte 1.250" in said
         assert ("scored\t" in said) == (folder == of.folder) and "ended: finished" in said
+
+
+def test_status_shows_no_scores_of_another_launch_or_checkpoint(written: Path, tmp_path: Path) -> None:
+    """Older scores can have other settings. A chain that took them over says so at its end."""
+    of, none = Evaluation(written, tmp_path), "no task of step_00000040 yet"
+    launch = of.folder / "launch.json"
+    later = re.sub(r'"created_at": "[^"]*"', '"created_at": "2126-01-01T00:00:00+00:00"', launch.read_text())
+    inputs = {"checkpoint": hash_manifest(of.newest)}
+    result = TaskResult(task="first", metrics={}, version="1", questions=1, shots=0)
+
+    def said() -> str:
+        return scored_in_words(of.folder, "evaluate")
+
+    for scored in ({"checkpoint": "of another save of this step"}, inputs):
+        with write_stage(of.run / "evaluate_tasks/step_00000040/first-1", "task", 1, scored, {}) as stage:
+            write_json(stage.folder, result)
+        of.scores({}, "step_00000040" if scored == inputs else "another")
+        every = "of step_00000040, tasks first; all scored, bits per byte 1.250"
+        assert said() == (every if scored == inputs else none)
+    launch.write_text(later)
+    assert said() == none
+    (of.folder / "chain/stopped").write_text("finished\n")
+    assert said() == every
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("requeue", 138), ("failed", 1)])
