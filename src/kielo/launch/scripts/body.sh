@@ -131,7 +131,7 @@ if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$
     "${STRIPE[@]}" "$RUN/train/checkpoints" || say "checkpoints are not spread: ${STRIPE[*]} failed"
 fi
 
-# Without a sign of life (a line of the log, a checkpoint, the start of the attempt), dump each rank's stack and end the step.
+# Without a sign of life (a line of the log, a question of a task, a checkpoint, the start), dump each rank's stack and end the step.
 watch_for_life() {
     local stack_of network=unknown
     # shellcheck disable=SC2016 # each node expands it
@@ -144,7 +144,7 @@ watch_for_life() {
             fi
         fi
         touch -d "$SILENCE_SECONDS seconds ago" "$ATTEMPT/oldest_sign"
-        if find "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_* -maxdepth 0 \
+        if find "$ATTEMPT/meeting.sh" "$RUN"/train/{metrics.jsonl,asking} "$RUN"/train/checkpoints/step_* -maxdepth 0 \
             -newer "$ATTEMPT/oldest_sign" 2> /dev/null | grep -q .; then continue; fi
         say "no line in the log for $SILENCE_SECONDS s; the ranks' stacks are in $ATTEMPT/stacks.txt"
         on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
