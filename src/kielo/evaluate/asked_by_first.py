@@ -24,7 +24,7 @@ def asked_by_first(contender: Contender, work: Callable[[Contender], T]) -> T:
     """Call `work` on rank 0, whose contender computes on all ranks. Return its result on every rank.
 
     All ranks call it together. If `work` raises, the other ranks raise KieloError with the error, and rank 0
-    too if the disk failed, so that all can go on together. An error inside of a computation is raised only on
+    too if the disk failed, so that all continue together. An error inside of a computation is raised only on
     its own rank, because the others wait inside of it too.
     """
     ranks = Agreement()

@@ -66,7 +66,7 @@ def _is_time_over(launch: Path, started: int) -> bool:
 
 
 def _is_stop_asked(launch: Path, attempt: Path) -> bool:
-    """Return True if job.sh was told to stop, or a person has ended the chain."""
+    """Return True if job.sh was asked to stop, or a person has ended the chain."""
     return (attempt / "asked").exists() or (launch / "chain" / "stopped").exists()
 
 
