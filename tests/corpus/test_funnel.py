@@ -141,6 +141,12 @@ def test_examples_are_masked_before_they_are_cut():
     masked = rules | {"mask_personal_data": ["email"]}
     (shown,) = border_examples([tally("line language", examples=[example])], masked)
     assert shown.text.endswith("words [EMAIL…")
+    opening = ("Ok " * 4 + "mari.maasikas@example.ee " * 40)[:600]
+    assert opening.endswith(" mari.maasikas")  # half of an address, which no pattern finds
+    example = ("web", "dropped_example", (7, 0), f"looks like fi\0{opening}")
+    (shown,) = border_examples([tally("line language", examples=[example])], masked)
+    whole = 12 + 23 * len("[EMAIL] ") + len("mari.maasikas")
+    assert shown.text == ("Ok " * 4 + "[EMAIL] " * 23)[: whole - 100] + "…"
 
 
 def test_other_languages_and_clusters_are_added_up():

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +16,12 @@ from safetensors.numpy import load_file
 from kielo.artifact.metrics import METRICS_NAME, TaskScores, TrainingStep, of_kind, read_metrics
 from kielo.artifact.scores import TaskScore
 from kielo.evaluate import tasks_in_training
-from kielo.evaluate.contender import load_checkpoint
-from kielo.evaluate.tasks_in_training import TaskInTraining, TasksInTraining
+from kielo.evaluate.contender import Contender, load_checkpoint
+from kielo.evaluate.tasks import score_task
+from kielo.evaluate.tasks_harness import Harness
+from kielo.evaluate.tasks_in_training import TaskInTraining, TasksInTraining, sign_or_stop
 from kielo.models.families import complete
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Evaluate, Model
 from kielo.train.run import train
 from kielo.train.state import State
@@ -96,6 +102,7 @@ def test_scores_are_those_of_the_checkpoint_and_losses_stay(sizes: dict[str, int
     alone = load_checkpoint(checkpoint, of_layout(folder, {}), folder / "tokenizer")
     (last,) = scored[-1].task_scores
     assert (last.metric, last.questions) == ("bits_per_byte,none", 3)
+    assert (folder / "run" / "train" / "asking").exists()
     with torch.no_grad():
         assert last.value == pytest.approx(bits_by_hand(alone), rel=1e-5)
     assert scored[0].task_scores[0].value != last.value
@@ -133,6 +140,56 @@ def test_a_task_that_cannot_be_asked_is_refused_before_training(folder: Path) ->
     with pytest.raises(RuntimeError, match="no score of bits: its data are not on this machine"):
         run_ranks(trained, 2, resolved, Evaluate(tasks=("bits",), **own), timeout_seconds=300)
     assert not (folder / "run" / "train" / METRICS_NAME).exists()
+
+
+NEVER: Any = SimpleNamespace()
+UNASKED = Contender("test", NEVER, byte_tokenizer(), 0, 0, 16, False, torch.device("cpu"))
+
+
+def own_settings(folder: Path, *names: str) -> Evaluate:
+    return Evaluate(tasks=names, task_folders=(str(folder / "own"),), every_steps=2)
+
+
+def test_a_folder_of_tasks_that_changes_ends_no_training(folder: Path) -> None:
+    """The task has no score of another version, nor of a file that is broken, and the reason is said."""
+    pytest.importorskip("lm_eval")
+    settings = own_settings(folder, "bits")
+    before = Harness(settings).hash_of_folders
+    (folder / "own" / "texts.jsonl").write_text('{"text": "teine"}\n')
+    changed = "evaluate.task_folders: files have changed since the training started"
+    assert score_task(UNASKED, settings, "bits", before, lambda: None) == ([], changed)
+    (folder / "own" / "capitals.toml").write_text("= 1")
+    found, reason = score_task(UNASKED, settings, "bits", before, lambda: None)
+    assert found == [] and reason.startswith(f"{folder / 'own' / 'capitals.toml'}: not valid TOML")
+    (folder / "own").rename(folder / "away")
+    found, reason = score_task(UNASKED, settings, "bits", before, lambda: None)
+    assert found == [] and reason.startswith("evaluate.task_folders: no such folder")
+
+
+@pytest.mark.full
+def test_a_stop_ends_the_task_at_work(folder: Path) -> None:
+    """Between two batches of questions, so that the others wait in no computation."""
+    pytest.importorskip("lm_eval")
+    settings, is_stopping = own_settings(folder, "bits"), iter((False, True))
+    before_batch = partial(sign_or_stop, folder / "asking", lambda: next(is_stopping))
+    before = Harness(settings).hash_of_folders
+    found = score_task(UNASKED, settings, "bits", before, before_batch)
+    assert found == ([], "the run was asked to stop")
+
+
+def test_a_task_at_work_is_a_sign_of_life(tmp_path: Path) -> None:
+    """Once a minute, and none after the run was asked to stop."""
+    sign = tmp_path / "asking"
+    sign_or_stop(sign, lambda: False)
+    for age, is_new in ((30, False), (90, True)):
+        then = time.time() - age
+        os.utime(sign, (then, then))
+        sign_or_stop(sign, lambda: False)
+        assert (sign.stat().st_mtime > then + 10) == is_new
+    sign.unlink()
+    with pytest.raises(KieloError, match="the run was asked to stop"):
+        sign_or_stop(sign, lambda: True)
+    assert not sign.exists()
 
 
 def score(value: float, error: float | None = 0.1) -> TaskScore:

@@ -26,9 +26,9 @@ def test_ranks_score_checkpoints_as_one_process_does(tmp_path: Path, capfd: pyte
     damaged.write_bytes(damaged.read_bytes()[:-8] + b"\0" * 8)
     capfd.readouterr()
     words = ["evaluate", str(run), "--watch", "--once", "--ranks", "2"]
-    assert main(words) == 0
+    assert main(words) == 1
     said = capfd.readouterr().out
-    assert f"{folders[0].name}: passed over: " in said and f"{len(folders) - 1} scored now" in said
+    assert f"{folders[0].name}: passed over: " in said and f"{len(folders) - 1} scored now, 1 p" in said
     rows = read_history(run)
     assert [row.model for row in rows] == [folder.name for folder in folders[1:]]
     shutil.move(history_path(run), tmp_path / "history")
@@ -40,8 +40,8 @@ def test_ranks_score_checkpoints_as_one_process_does(tmp_path: Path, capfd: pyte
         assert ours.bits_per_byte.model == pytest.approx(theirs.bits_per_byte.model, rel=1e-6)
         assert [one.text for one in ours.samples] == [one.text for one in theirs.samples]
     shutil.move(tmp_path / "history", history_path(run))
-    assert main(words) == 0
-    assert "0 scored now" in capfd.readouterr().out and len(read_history(run)) == len(rows)
+    assert main(words) == 1
+    assert "0 scored now, 1 passed over" in capfd.readouterr().out and len(read_history(run)) == len(rows)
 
 
 def test_a_watch_scores_in_fp32(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

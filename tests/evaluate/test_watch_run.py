@@ -98,9 +98,8 @@ def test_each_checkpoint_is_scored_once_beside_a_training(watched: Watched) -> N
         watched.watch().run(is_once=True)
     assert watched.written == [100, 200, 100, 300]
     assert watched.told[-1].startswith("looked once: 2 scored now")
-    assert list(watched.checkpoints.glob("*.in_use")) == [] and list((watched.run / "watch").iterdir()) == [
-        watched.run / "watch" / "history.jsonl"
-    ]
+    assert list(watched.checkpoints.glob("*.in_use")) == []
+    assert sorted(path.name for path in (watched.run / "watch").iterdir()) == ["ended", "history.jsonl"]
 
 
 def test_the_watch_ends_with_its_run(watched: Watched) -> None:
@@ -147,14 +146,18 @@ def test_a_checkpoint_that_fails_is_passed_over_by_name(watched: Watched) -> Non
             raise KieloError("is damaged: index.json is missing")
         return made_score(recipe, run, subject)
 
-    watched.watch(score).run(is_once=True)
+    watch, ended = watched.watch(score), watched.run / "watch" / "ended"
+    watch.run(is_once=True)
     assert watched.written == [300]
     assert watched.told[:2] == [
         "step_00000100: passed over: it vanished while it was read",
         "step_00000200: passed over: is damaged: index.json is missing",
     ]
+    assert watched.told[2].startswith("looked once: 1 scored now, 1 passed over, in ")
+    assert watch.passed_over == ["step_00000200: is damaged: index.json is missing"]
+    assert ended.read_text() == "step_00000200: is damaged: index.json is missing\n"
     watched.watch().run(is_once=True)
-    assert watched.written == [300, 200]
+    assert watched.written == [300, 200] and ended.read_text() == ""
 
 
 def test_a_task_without_a_score_is_tried_again_by_the_next_watch(watched: Watched) -> None:

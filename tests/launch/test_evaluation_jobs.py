@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from dataclasses import replace
@@ -15,14 +16,15 @@ from kielo.artifact.launch_files import Launch
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.scores import BitsPerByte, Scores
 from kielo.artifact.stage_json import read_json, write_json
+from kielo.artifact.task_result import TaskResult
 from kielo.cli.main import main
 from kielo.launch.decide_evaluation import decide
-from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation
+from kielo.launch.evaluation_jobs import check_evaluation, plan_evaluation, scored_in_words
 from kielo.launch.job_paths import job_paths
 from kielo.launch.job_plan import JobPlan, Wishes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from tests.launch.test_chain import Chain
+from tests.launch.test_chain import STUBS, Chain
 
 FLAGS = ["--cluster", "karolina", "--nodes", "2", "--account", "open-00-00", "--hours", "2", "--dry-run"]
 TASKS = ["--set", 'evaluate.tasks=["xcopa_et"]']
@@ -107,12 +109,16 @@ def test_an_attempt_is_judged_by_its_scores(written: Path, tmp_path: Path) -> No
     without = f"the ranks ended with exit code 0 and without scores; the first error is in {attempt}"
     assert judged(0) == ("failed", without, "")
     assert judged(0, "no nodes") == ("failed", "no nodes", "")
-    for code in (128 + signal.SIGUSR1, 128 + signal.SIGTERM):
-        assert judged(code) == ("requeue", TIME_IS_OVER, "")
-    assert judged(137)[::2] == ("failed", "")
+    assert judged(128 + signal.SIGUSR1) == ("requeue", TIME_IS_OVER, "")
+    for code in (137, 128 + signal.SIGTERM, 128 + signal.SIGINT):  # srun ends the others with SIGTERM
+        assert judged(code)[::2] == ("failed", "")
+    (attempt / "asked").touch()
+    assert judged(128 + signal.SIGTERM) == ("requeue", TIME_IS_OVER, "")
+    (attempt / "asked").unlink()
     refused = Refusal(message="evaluate.tasks: lm-eval is not installed")
     (attempt / "refusal.txt").write_text(json.dumps(refused.content()))
-    assert judged(1) == ("failed", refused.message, "")
+    for code in (1, 128 + signal.SIGTERM):
+        assert judged(code) == ("failed", refused.message, "")
     start, end = "start\t7\t0\t2\t100\t3 results\t", f"end\t7\t0\t2\t160\tfailed\t{refused.message}"
     (of.folder / "chain/attempts").write_text("\n".join([start, end, start.replace("100", "9999999999"), ""]))
     assert judged(1) == ("failed", refused.message, f"twice the same: {refused.message}")
@@ -130,6 +136,12 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
     of = Evaluation(written, tmp_path)
     assert of.job("exit 138") == 0 and not of.stopped and not of.cancelled.exists()
     assert of.attempts[-1].split("\t")[5:] == ["requeue", TIME_IS_OVER]
+    with open(of.stubs / "scontrol", "a") as scontrol:
+        scontrol.write(
+            '[ "$1" != --oneliner ] || echo " JobState=RUNNING Reason=None PreemptTime=2026-11-28T00:00:00"\n'
+        )
+    assert of.job("exit 143") == 0 and of.attempts[-1].split("\t")[5:] == ["requeue", TIME_IS_OVER]
+    (of.stubs / "scontrol").write_text("#!/bin/bash\n" + STUBS["scontrol"])
     of.scores({})
     assert of.job("touch {run}/evaluate/manifest.json; exit 0", "8") == 0
     assert of.stopped == "finished" and of.cancelled.read_text().split()[2:] == ["9"]
@@ -142,6 +154,42 @@ def test_a_chain_of_evaluations_continues_and_ends(written: Path, tmp_path: Path
         said = capsys.readouterr().out
         assert "no task of step_00000040 yet; all scored, bits per byte 1.250" in said
         assert ("scored\t" in said) == (folder == of.folder) and "ended: finished" in said
+
+
+def test_status_shows_no_scores_of_another_launch_or_checkpoint(written: Path, tmp_path: Path) -> None:
+    """Older scores can have other settings. A chain that took them over says so at its end."""
+    of, none = Evaluation(written, tmp_path), "no task of step_00000040 yet"
+    launch = of.folder / "launch.json"
+    later = re.sub(r'"created_at": "[^"]*"', '"created_at": "2126-01-01T00:00:00+00:00"', launch.read_text())
+    inputs = {"checkpoint": hash_manifest(of.newest)}
+    result = TaskResult(task="first", metrics={}, version="1", questions=1, shots=0)
+
+    def said() -> str:
+        return scored_in_words(of.folder, "evaluate")
+
+    for scored in ({"checkpoint": "of another save of this step"}, inputs):
+        with write_stage(of.run / "evaluate_tasks/step_00000040/first-1", "task", 1, scored, {}) as stage:
+            write_json(stage.folder, result)
+        of.scores({}, "step_00000040" if scored == inputs else "another")
+        every = "of step_00000040, tasks first; all scored, bits per byte 1.250"
+        assert said() == (every if scored == inputs else none)
+    launch.write_text(later)
+    assert said() == none
+    (of.folder / "chain/stopped").write_text("finished\n")
+    assert said() == every
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("requeue", 138), ("failed", 1)])
+def test_a_watch_may_wait_for_more_than_three_jobs(
+    written: Path, tmp_path: Path, outcome: str, code: int
+) -> None:
+    """A job whose time ended does not count as an attempt without a new result. A failure counts."""
+    of = Evaluation(written, tmp_path, "watch")
+    lines = ["start\t5\t0\t2\t9\t0 results\t", f"end\t5\t0\t2\t10\t{outcome}\twhy"]
+    (of.folder / "chain/attempts").write_text("\n".join([*lines * 3, ""]))
+    assert of.job(f"exit {code}") == (0 if outcome == "requeue" else 1)
+    ended = "" if outcome == "requeue" else "3 attempts in a row made nothing after 0 results; the last: why"
+    assert of.stopped == ended
 
 
 @pytest.mark.parametrize(
@@ -201,17 +249,33 @@ def test_jobs_that_would_end_at_once_are_refused(
 
 
 def test_a_watch_is_judged_by_its_history(written: Path, tmp_path: Path) -> None:
+    """It ends its chain only if it came to its end, passed nothing over and scored the newest checkpoint."""
     of = Evaluation(written, tmp_path, "watch")
-    attempt = of_attempt(of.folder)
-    assert decide(of.folder, attempt, 0).outcome == "failed"
+    attempt, history, ended = of_attempt(of.folder), of.run / "watch/history.jsonl", of.run / "watch/ended"
     of.scores({"xcopa_et": "no data"})
-    row = {
-        "step": 40, "tokens": 9, "model": of.newest.name, "inputs": {}, "seconds": 1.0,
-        "scored_at": "2026-11-28T00:00:00+00:00",
-        "scores": json.loads((of.run / "evaluate/scores.json").read_text()),
-    }  # fmt: skip
-    (of.run / "watch").mkdir()
-    (of.run / "watch/history.jsonl").write_text(json.dumps(row) + "\n")
-    assert decide(of.folder, attempt, 0).ends == "finished"
-    assert decide(of.folder, attempt, 1).ends == f"finished, {WITHOUT}"
-    assert decide(of.folder, attempt, 134).outcome == "failed"
+    lacking = json.loads((of.run / "evaluate/scores.json").read_text())
+
+    def row(step: int, scored_at: str, unscored: dict[str, str]) -> str:
+        when = {"tokens": 9, "inputs": {}, "seconds": 1.0, "scored_at": scored_at}
+        scores = {**lacking, "unscored_tasks": unscored}
+        return json.dumps({"step": step, "model": f"step_{step:08d}", **when, "scores": scores}) + "\n"
+
+    def judged(code: int) -> tuple[str, str, str]:
+        found = decide(of.folder, attempt, code)
+        return found.outcome, found.reason, found.ends
+
+    old, new = "2026-01-01T00:00:00+00:00", "2126-01-01T00:00:00+00:00"
+    history.parent.mkdir()
+    history.write_text(row(40, new, {"xcopa_et": "no data"}))
+    for code in (0, 1):  # it crashed, or was interrupted
+        assert judged(code)[::2] == ("failed", "") and "without scores" in judged(code)[1]
+    ended.write_text("")
+    for code in (0, 1):
+        assert judged(code) == ("finished", WITHOUT, f"finished, {WITHOUT}")
+    assert judged(134)[::2] == ("failed", "")
+    history.write_text(row(20, old, {"a": "it was pruned"}) + row(40, new, {"b": "no"}) + row(40, new, {}))
+    assert judged(0) == ("finished", "", "finished")
+    history.write_text(row(20, new, {}))
+    assert judged(0) == ("failed", f"{history} has no scores of step_00000040", "")
+    ended.write_text("step_00000040: is damaged\n")
+    assert judged(1) == ("failed", "passed over: step_00000040: is damaged", "")

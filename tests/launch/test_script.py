@@ -128,7 +128,13 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g",
             "job.sh",
-            [r"^SILENCE_SECONDS=\d+", r"py-spy dump", r"srun --export=ALL --overlap", r'kill -KILL "\$step"'],
+            [
+                r"^SILENCE_SECONDS=\d+",
+                r"/train/\{metrics.jsonl,asking\} ",
+                r"py-spy dump",
+                r"srun --export=ALL --overlap",
+                r'kill -KILL "\$step"',
+            ],
         )
     ],
     "17 binding and environment of the site, told once": [

@@ -155,6 +155,12 @@ def test_tasks_in_training_are_curves_of_their_own() -> None:
         None,
     )
     assert (own.tokens, own.values, own.errors) == ([50_000, 150_000], [0.25, 0.375], (0.02, 0.02))
+    again = logged[1].model_copy(update={"scored_task": "a group"})  # which has the task too
+    (few,) = task(0.9)
+    for change in ({"shots": 9}, {"questions": 7}, {"version": "old"}):
+        other = logged[0].model_copy(update={"task_scores": [few.model_copy(update=change)], "step": 25})
+        mixed = replace(CONTINUED, training=replace(training, tasks=[other, *logged, again]))
+        assert task_curves(mixed)[1] == own
     once = replace(CONTINUED, training=replace(training, tasks=logged[:1]))
     assert [curve.name for curve in task_curves(once)] == ["belebele"]
 

@@ -233,7 +233,11 @@ def test_the_parts_of_a_run(
         lap = run.meter.lap(128)
         assert lap["tflops_per_second"] == lap["mfu"] == pytest.approx(lap["tokens_per_second"] * 1000 / 1e12)
         run.spike_watch.spikes.look(1, torch.tensor(2.0), torch.tensor(1.0))
-        assert run.current.periodic == (("statistics of", run.current.model),)
+        ((what, of, is_stopping),) = run.current.periodic
+        assert (what, of, is_stopping()) == ("statistics of", run.current.model, False)
+        run.stop.wanted = True
+        assert is_stopping()
+        run.stop.wanted = False
         assert not gc.isenabled()  # it has its time between steps
         assert not (tmp_path / "train" / "outcome.json").exists() and (tmp_path / "resolved.toml").exists()
         (begun,) = read_attempts(tmp_path / "train")
@@ -256,7 +260,7 @@ def test_the_parts_of_a_run(
                 heldout_every_steps=9, pipeline_schedule="zbv",
             ),
             profile_steps=2,
-            periodic=(lambda parts, mesh: ("statistics of", parts.model),),
+            periodic=(lambda parts, mesh, is_stopping: ("statistics of", parts.model, is_stopping),),
         )  # fmt: skip
     sinks = [type(sink).__name__ for sink in built["Log"][0][2]]
     assert sinks == ["Terminal", "MetricsFile", *["TensorBoard"] * has_board] and built["Log"][0][1] == 20

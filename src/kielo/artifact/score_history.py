@@ -1,6 +1,7 @@
 """`watch/history.jsonl` of a run: the scores of its checkpoints, one after another. Torch-free.
 
-The folder is not the evaluate stage's, which is replaced as a whole.
+The folder is not the evaluate stage's, which is replaced as a whole. Beside the history, a watch that has
+come to its end leaves `watch/ended`, with a line for each checkpoint that it passed over.
 """
 
 from contextlib import suppress
@@ -13,7 +14,7 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonObject
 
 WATCH_FOLDER = "watch"
-HISTORY_NAME = "history.jsonl"
+HISTORY_NAME, ENDED_NAME = "history.jsonl", "ended"
 # Inputs that decide the text that is scored. Bits per byte of other text do not compare.
 TEXT_INPUTS = ("tokens", "evaluation_texts")
 

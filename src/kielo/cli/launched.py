@@ -144,7 +144,7 @@ def _rows(found: Status) -> list[tuple[str, str]]:
         told = [f"{job} about {at.replace('T', ' ')}" for job, at in found.starts.items()]
         rows.append(("starts", "; ".join(told) or f"not known: {found.no_start}"))
     if launch.work != "train":
-        rows.append(("scored", scored_in_words(found.folder.parents[1], launch.work)))
+        rows.append(("scored", scored_in_words(found.folder, launch.work)))
         last = None
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
@@ -179,7 +179,7 @@ def _rows(found: Status) -> list[tuple[str, str]]:
 def _evaluation_row(folder: Path) -> tuple[str, str]:
     found = status_of(folder)
     ended = f"; ended: {found.stopped}" if found.stopped else ""
-    said = scored_in_words(folder.parents[1], found.launch.work)
+    said = scored_in_words(folder, found.launch.work)
     return folder.name.replace("_", " "), f"{_jobs(found)}; {said}{ended}"
 
 

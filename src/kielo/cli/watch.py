@@ -26,7 +26,7 @@ from kielo.stages.watch_checkpoints import watch_of
 def watch(options: argparse.Namespace) -> int:
     """Score the run's checkpoints until it has finished, or once. Ctrl-C ends it, and nothing is lost.
 
-    Return 1 if a task has no score.
+    Return 1 if a task has no score, or a checkpoint that exists was passed over.
     """
     if options.precision is not None:
         raise KieloError("--watch scores in fp32. Fix: leave out --precision")
@@ -65,7 +65,7 @@ def _watch_here(
         found.run(options.once)
     except KeyboardInterrupt:
         print_text(f"stopped: {found.scored} scored now; the same command continues with the others", said_to)
-    return 1 if found.without_task else 0
+    return 1 if found.without_task or found.passed_over else 0
 
 
 def _print_json_line(row: ScoredCheckpoint) -> None:

@@ -9,10 +9,18 @@ from collections.abc import Iterator, Sequence
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_counts import BorderExample
 from kielo.corpus.personal_data import MaskPersonalData
-from kielo.corpus.step import DROPPED_EXAMPLE, KEPT_EXAMPLE, MOST_SHOWN, Tally, split_verbatim
+from kielo.corpus.step import (
+    DROPPED_EXAMPLE,
+    KEPT_EXAMPLE,
+    MOST_SHOWN,
+    SHOWN_CHARACTERS,
+    Tally,
+    split_verbatim,
+)
 
-# Characters of a masked example. Behind them the beginning of an address or number could be cut, and stay.
-_SHOWN_MASKED = 300
+# Characters of an example. The last characters of an opening that was cut are never shown if data are masked,
+# because the beginning of an address or number could be there, and stay.
+_SHOWN_MASKED, _UNSURE = 300, 100
 _MOST_LANGUAGES, _OTHERS = 30, "other languages"
 CLUSTER_SIZE = "cluster_size"
 
@@ -53,11 +61,15 @@ def _mask(settings: JsonTable) -> MaskPersonalData | None:
 
 
 def _shown(text: str, mask: MaskPersonalData | None) -> str:
+    most = _SHOWN_MASKED
     if mask is not None:
+        is_cut = len(text) >= SHOWN_CHARACTERS
         document = split_verbatim(text, "", "", (0, 0), {})
         mask.work(document)
         text = document.join()
-    return text if len(text) <= _SHOWN_MASKED else f"{text[:_SHOWN_MASKED].rstrip()}…"
+        if is_cut:  # masks are shorter than what they hide, so that the cut can have moved to the front
+            most = min(most, max(0, len(text) - _UNSURE))
+    return text if len(text) <= most else f"{text[:most].rstrip()}…"
 
 
 def identified_languages(tallies: Sequence[Tally]) -> dict[str, dict[str, int]]:

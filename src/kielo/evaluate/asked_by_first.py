@@ -23,8 +23,9 @@ _END = "end"
 def asked_by_first(contender: Contender, work: Callable[[Contender], T]) -> T:
     """Call `work` on rank 0, whose contender computes on all ranks. Return its result on every rank.
 
-    All ranks call it together. If `work` raises, the other ranks raise KieloError with the error. An error
-    inside of a computation is raised only on its own rank, because the others wait inside of it too.
+    All ranks call it together. If `work` raises, the other ranks raise KieloError with the error, and rank 0
+    too if the disk failed, so that all continue together. An error inside of a computation is raised only on
+    its own rank, because the others wait inside of it too.
     """
     ranks = Agreement()
     if ranks.size == 1:
@@ -37,8 +38,12 @@ def asked_by_first(contender: Contender, work: Callable[[Contender], T]) -> T:
     try:
         found = work(replace(contender, logits=first.logits, losses=losses))
     except Exception as error:
-        if not first.is_computing:
-            objects.broadcast((_END, [None, sentence(error) or f"{type(error).__name__}: {error}"]))
+        if first.is_computing:
+            raise
+        reason = sentence(error) or f"{type(error).__name__}: {error}"
+        objects.broadcast((_END, [None, reason]))
+        if isinstance(error, OSError):
+            raise KieloError(f"rank 0: {reason}") from error
         raise
     objects.broadcast((_END, [found, None]))
     return found

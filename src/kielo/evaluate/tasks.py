@@ -7,11 +7,13 @@ scored. On several ranks rank 0 alone loads, asks and writes (`asked_by_first.py
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Hashes, hash_json, is_current, write_stage
@@ -23,7 +25,7 @@ from kielo.evaluate.contender import Contender
 from kielo.evaluate.tasks_data import harness_surroundings, quiet_bars
 from kielo.evaluate.tasks_harness import Harness, NotScored
 from kielo.evaluate.tasks_wanted import WantedTask
-from kielo.recipe.errors import KieloError, print_text
+from kielo.recipe.errors import KieloError, print_text, sentence
 from kielo.recipe.sections import Evaluate, Precision
 
 KIND, VERSION = "task", 1
@@ -73,18 +75,33 @@ def score_tasks(
     return asked_by_first(contender, work)
 
 
-def score_task(contender: Contender, settings: Evaluate, name: str) -> tuple[list[TaskScore], str]:
+def score_task(
+    contender: Contender, settings: Evaluate, name: str, folders: str, before_batch: Callable[[], None]
+) -> tuple[list[TaskScore], str]:
     """Score a task, or each task of a group, and keep no results. Return the scores, or why there are none.
 
-    All ranks of the contender call it together.
+    All ranks of the contender call it together. folders: `hash_of_folders` before the training. Files of
+    tasks that a person has edited since then, or broken, give no scores, and the training continues.
+    before_batch: called on rank 0 before each batch of questions. It raises KieloError to end the task.
     """
 
     def work(contender: Contender) -> tuple[list[TaskScore], str]:
+        def logits(tokens_bs: Tensor, documents_bs: Tensor | None) -> Tensor:
+            before_batch()
+            return contender.logits(tokens_bs, documents_bs)
+
+        asked = replace(contender, logits=logits)
         with harness_surroundings():
-            harness = Harness(settings)
+            try:
+                before_batch()
+                harness = Harness(settings)
+            except (KieloError, OSError) as problem:
+                return [], sentence(problem) or str(problem)
+            if harness.hash_of_folders != folders:
+                return [], "evaluate.task_folders: files have changed since the training started"
             (wanted,) = (one for one in harness.wanted if one.name == name)
             try:
-                return list(_Scoring(contender, settings, None, harness).scores_of(wanted)), ""
+                return list(_Scoring(asked, settings, None, harness).scores_of(wanted)), ""
             except NotScored as problem:
                 return [], str(problem)
 

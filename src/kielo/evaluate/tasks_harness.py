@@ -82,10 +82,15 @@ class Harness:
             )
         return loaded
 
+    @property
+    def hash_of_folders(self) -> str:
+        """The hash of all files in the recipe's folders of tasks, when this was made."""
+        return hash_json([*self._folders.values()])
+
     def hash_of(self, name: str) -> str:
         """Return the hash of the folder that has the task's file; "" for a task of the harness."""
         if (path := self._own.get(name) or self._files.get(name)) is None:
-            return hash_json([*self._folders.values()])  # a group has it, which any folder can have changed
+            return self.hash_of_folders  # a group has it, which any folder can have changed
         if PROBES in path.parents:
             return hash_task_folder(str(PROBES))
         return next((found for folder, found in self._folders.items() if folder in path.parents), "")

@@ -4,6 +4,9 @@ The model is asked in the layout and the precision of the run, without compiled 
 many lengths. Rank 0 asks, and all ranks compute. Tasks that write text are left to `kielo evaluate`.
 """
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
@@ -28,6 +31,8 @@ from kielo.train.laid_out_model import LaidOutModel
 from kielo.train.parts import Periodic, PrecisionParts
 from kielo.train.state import State
 
+SIGN_NAME, SIGN_SECONDS = "asking", 60.0  # in the folder of the training; job.sh looks at its time
+
 
 @dataclass
 class TasksInTraining:
@@ -36,22 +41,29 @@ class TasksInTraining:
     settings: Evaluate
     resolved: Resolved
     _asked: frozenset[str] = field(default=frozenset(), init=False)
+    _folders: str = field(default="", init=False)  # hash of the folders of tasks
 
     def ready(self) -> None:
         """Load each task once. All ranks call it, and raise KieloError if a task cannot be loaded."""
-        self._asked = frozenset(Agreement().on_first(self._likelihood_tasks))
+        asked, self._folders = Agreement().on_first(self._likelihood_tasks)
+        self._asked = frozenset(asked)
 
     def periodic(self) -> "tuple[partial[Periodic], ...]":
         names = (one.name for one in wanted_tasks(self.settings.tasks))
         return tuple(partial(self._made, name) for name in names)
 
-    def _made(self, name: str, parts: PrecisionParts, mesh: Mesh) -> Periodic:
+    def _made(
+        self, name: str, parts: PrecisionParts, mesh: Mesh, is_stopping: Callable[[], bool]
+    ) -> Periodic:
         every = self.settings.every_steps if name in self._asked else 0
         contender = contender_in_training(parts, mesh, self.resolved)
-        return TaskInTraining(name, self.settings, contender, every, self.resolved.identity.total_steps)
+        total_steps = self.resolved.identity.total_steps
+        sign = Path(self.resolved.placement.train_folder) / SIGN_NAME
+        before_batch = partial(sign_or_stop, sign, is_stopping)
+        return TaskInTraining(name, self.settings, contender, every, total_steps, self._folders, before_batch)
 
-    def _likelihood_tasks(self) -> list[str]:
-        """Return the names of tasks that compare likelihoods, on rank 0."""
+    def _likelihood_tasks(self) -> tuple[list[str], str]:
+        """Return the names of tasks that compare likelihoods, and the hash of all folders, on rank 0."""
         asked: list[str] = []
         written: list[str] = []
         failed: list[str] = []
@@ -79,7 +91,7 @@ class TasksInTraining:
                 f"tasks in which the model writes text are scored by kielo evaluate alone: "
                 f"{', '.join(written)}"
             )
-        return asked
+        return asked, harness.hash_of_folders
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,8 @@ class TaskInTraining:
     contender: Contender
     every_steps: int  # 0: never
     total_steps: int
+    folders: str = ""  # hash of the folders of tasks before the training
+    before_batch: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -101,7 +115,7 @@ class TaskInTraining:
 
     def row(self, state: State) -> TaskScores:
         """Score the task. A task that fails has a row without scores, and training continues."""
-        found, reason = score_task(self.contender, self.settings, self.task)
+        found, reason = score_task(self.contender, self.settings, self.task, self.folders, self.before_batch)
         finite = [one for one in found if isfinite(one.value)]
         if odd := [f"{one.task} {one.metric} is {one.value}" for one in found if one not in finite]:
             reason = ", ".join(odd)
@@ -111,6 +125,18 @@ class TaskInTraining:
         ]
         row = TaskScores(step=state.step, tokens=state.tokens, scored_task=self.task, task_scores=finite)
         return row.model_copy(update={"unscored": reason}) if reason else row
+
+
+def sign_or_stop(sign: Path, is_stopping: Callable[[], bool]) -> None:
+    """Touch `sign` once a minute, for job.sh. Raise KieloError if the run was asked to stop.
+
+    The job's last minutes are for the save, and a task can take longer.
+    """
+    if is_stopping():
+        raise KieloError("the run was asked to stop")
+    with suppress(OSError):  # of a full disk; the job then has the time without a sign
+        if not sign.exists() or time.time() - sign.stat().st_mtime >= SIGN_SECONDS:
+            sign.touch()
 
 
 def contender_in_training(parts: PrecisionParts, mesh: Mesh, resolved: Resolved) -> Contender:

@@ -2,6 +2,7 @@
 
     RUN/watch/history.jsonl     a line for each scored checkpoint (`score_history.py`)
     RUN/watch/lease.*.json      held by the watch, so that a run has one watch
+    RUN/watch/ended             written last: a line for each checkpoint that exists and was passed over
 
 The run's own lease stays with the training. A mark keeps the checkpoint that is being scored from being
 pruned (`checkpoint_marks.py`). This process needs no torch: a scoring that runs out of memory ends alone.
@@ -17,8 +18,15 @@ from kielo.artifact.attempt_files import End, append_line, read_attempts
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.checkpoint_marks import kept_from_pruning
 from kielo.artifact.lease import Lease
+from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.megatron_folder import FORM
-from kielo.artifact.score_history import WATCH_FOLDER, ScoredCheckpoint, history_path, read_history
+from kielo.artifact.score_history import (
+    ENDED_NAME,
+    WATCH_FOLDER,
+    ScoredCheckpoint,
+    history_path,
+    read_history,
+)
 from kielo.artifact.weights_folder import weights_here
 from kielo.corpus.process_pool import Work, WorkerEnded, WorkerPool
 from kielo.evaluate.history_subject import Subject, inputs_of
@@ -56,6 +64,7 @@ class Watch:
     wait: Callable[[float], None] = field(default_factory=lambda: time.sleep)
     scored: int = 0
     without_task: int = 0  # of those, checkpoints with a task that has no score
+    _passed_over: dict[Subject, str] = field(default_factory=dict)  # with the reason
     _said: set[str] = field(default_factory=set)
     # Name and inode of subjects that were scored, or passed over by name.
     _done: set[tuple[str, int]] = field(default_factory=set)
@@ -82,8 +91,17 @@ class Watch:
                         f"training stopped at step {end.step} ({end.outcome}); waiting for its next attempt"
                     )
                 self.wait(self.look_seconds)
+            lines = "".join(f"{line}\n" for line in self.passed_over)
+            write_text_atomically(self.run_folder / WATCH_FOLDER / ENDED_NAME, lines)
         ended = "the run has finished" if has_finished else "looked once"
-        self.tell(f"{ended}: {self.scored} scored now, in {history_path(self.run_folder)}")
+        lacking = f", {len(self.passed_over)} passed over" if self.passed_over else ""
+        self.tell(f"{ended}: {self.scored} scored now{lacking}, in {history_path(self.run_folder)}")
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Return a line for each checkpoint that was passed over and still exists, with the reason."""
+        found = (one for one in self._passed_over.items() if one[0].path.exists())
+        return [f"{subject.name}: {reason}" for subject, reason in found]
 
     def look(self, permit: Callable[[], None] = lambda: None) -> None:
         """Score new checkpoints, oldest first. permit: called before each line is written."""
@@ -135,7 +153,9 @@ class Watch:
             gone = "it vanished while it was read"
             reason = (sentence(error) or first_line(error)) if subject.path.exists() else gone
             self.tell(f"{subject.name}: passed over: {reason}")
+            self._passed_over[subject] = reason
             return
+        self._passed_over.pop(subject, None)
         self.scored += 1
         self.without_task += _lacks_a_task(row)
         self.show(row)

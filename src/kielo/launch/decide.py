@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -157,11 +158,12 @@ def _left_out(launch: Path, blamed: list[str], job: str) -> list[str]:
     return found
 
 
-def main(arguments: list[str]) -> None:
+def write_decision(arguments: list[str], decide: Callable[..., Decision]) -> None:
+    """Write the decision of `decide` about LAUNCH ATTEMPT CODE [REFUSAL] into the attempt's folder."""
     launch, attempt, code, *refusal = arguments
     decision = decide(Path(launch), Path(attempt), int(code), *refusal)
     write_text_atomically(Path(attempt) / DECISION_NAME, decision.text())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_decision(sys.argv[1:], decide)

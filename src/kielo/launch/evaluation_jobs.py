@@ -6,17 +6,19 @@ new checkpoint beside the training. Both are chains: what a job has scored stays
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import newest_written
 from kielo.artifact.launch_files import Launch, Work
-from kielo.artifact.manifest import read_manifest
+from kielo.artifact.manifest import hash_manifest, read_manifest
 from kielo.artifact.prefetched import VARIABLE
 from kielo.artifact.score_history import read_history
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_json, read_stage_json
 from kielo.artifact.task_result import TASKS_FOLDER, TaskResult
 from kielo.evaluate.tasks_data import refuse_without_harness
+from kielo.launch.decide import lines_of
 from kielo.launch.forecast import planned_run
 from kielo.launch.job_plan import (
     JobPlan,
@@ -100,23 +102,36 @@ def _queued(plan: JobPlan, pattern: str) -> Iterator[tuple[Path, str]]:
             yield folder, ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
 
 
-def scored_in_words(run: Path, work: Work) -> str:
-    """Return what the jobs of this work have scored so far."""
+def scored_in_words(launch: Path, work: Work) -> str:
+    """Return what the jobs of this launch have scored so far. They take older scores over at their end."""
+    run = launch.parents[1]
     if work == "watch":
         rows = read_history(run)
         last = f", the last of step {rows[-1].step:,}" if rows else ""
         return f"{len(rows):,} scores of checkpoints{last}"
     checkpoint = newest_written(run / "train" / "checkpoints") or ""
-    found = _tasks_of(run, checkpoint)
+    folders = sorted((run / TASKS_FOLDER / checkpoint).glob("[!.]*"))
+    results = (
+        read_stage_json(folder, TaskResult) for folder in folders if _is_of(launch, folder, checkpoint)
+    )
+    found = list(dict.fromkeys(result.task for result in results if result is not None))
     said = [f"of {checkpoint}, tasks {', '.join(found)}" if found else f"no task of {checkpoint} yet"]
-    scores = read_stage_json(run / "evaluate", Scores)
-    if scores is not None and scores.model == checkpoint:
+    is_scored = _is_of(launch, run / "evaluate", checkpoint)
+    if is_scored and (scores := read_stage_json(run / "evaluate", Scores)) is not None:
         said.append(f"all scored, bits per byte {scores.bits_per_byte.model:.3f}")
         said += [f"no score of {name}: {reason}" for name, reason in scores.unscored_tasks.items()]
     return "; ".join(said)
 
 
-def _tasks_of(run: Path, checkpoint: str) -> list[str]:
-    folders = sorted((run / TASKS_FOLDER / checkpoint).glob("*"))
-    results = (read_stage_json(folder, TaskResult) for folder in folders if not folder.name.startswith("."))
-    return list(dict.fromkeys(result.task for result in results if result is not None))
+def _is_of(launch: Path, stage: Path, checkpoint: str) -> bool:
+    """Return True if the stage scores this checkpoint, and is newer than the launch or what it ended with."""
+    manifest, asked = read_manifest(stage), read_json(launch, Launch)
+    if manifest is None or asked is None or not checkpoint:
+        return False
+    folder = launch.parents[1] / "train" / "checkpoints" / checkpoint
+    if manifest.inputs.get("checkpoint") != hash_manifest(folder):
+        return False
+    written, launched = (datetime.fromisoformat(at) for at in (manifest.written_at, asked.created_at))
+    return written >= launched or any(
+        line.startswith("finished") for line in lines_of(launch / "chain" / "stopped")
+    )

@@ -113,16 +113,25 @@ def score_name(task: str, metric: str) -> str:
 
 
 def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
-    """Yield the curves of `evaluate.every_steps`, in the precision of the training."""
-    found = defaultdict[tuple[str, str], list[tuple[int, TaskScore]]](list)
+    """Yield the curves of `evaluate.every_steps`, in the precision of the training.
+
+    A curve has a point a step. Scores of other shots, questions or versions than the newest do not compare.
+    """
+    found = defaultdict[tuple[str, str], dict[int, tuple[int, TaskScore]]](dict)
     for row in gathered.training.tasks if gathered.training else ():
         for of in row.task_scores:
-            found[of.task, of.metric].append((row.tokens or 0, of))
+            found[of.task, of.metric][row.step] = row.tokens or 0, of
     names = score_names(found)
-    for key, points in found.items():
+    for key, by_step in found.items():
+        *_, (_, newest) = by_step.values()
+        points = [one for one in by_step.values() if _setting(one[1]) == _setting(newest)]
         tokens, values = [tokens for tokens, _ in points], [of.value for _, of in points]
         errors = tuple(of.standard_error for _, of in points)
-        yield Curve(f"{names[key]}, in training", (points[-1][1].language,), tokens, values, errors=errors)
+        yield Curve(f"{names[key]}, in training", (newest.language,), tokens, values, errors=errors)
+
+
+def _setting(score: TaskScore) -> tuple[int, int, str]:
+    return score.shots, score.questions, score.version
 
 
 def masked_curve(gathered: Gathered) -> Curve | None:

@@ -201,7 +201,8 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
     parts = PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
-    return replace(parts, periodic=tuple(make(parts, mesh) for make in run.asked.periodic))
+    is_stopping = lambda: run.stop.wanted  # noqa: E731
+    return replace(parts, periodic=tuple(make(parts, mesh, is_stopping) for make in run.asked.periodic))
 
 
 def _checkpointer(

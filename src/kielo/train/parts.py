@@ -68,6 +68,10 @@ class PrecisionParts:
     periodic: tuple[Periodic, ...] = ()
 
 
+# Called with the model's parts, the mesh, and a function that says if this rank was asked to stop.
+MakePeriodic = Callable[[PrecisionParts, Mesh, Callable[[], bool]], Periodic]
+
+
 @dataclass(frozen=True)
 class Asked:
     """The requests of a training's caller.
@@ -79,7 +83,7 @@ class Asked:
     profile_steps: int = 0
     is_saving: bool = True
     ready: Callable[[], None] = lambda: None
-    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = ()
+    periodic: tuple[MakePeriodic, ...] = ()
     copies: RemoteCopies | None = None
 
 

@@ -22,7 +22,7 @@ from kielo.artifact.lease import Lease, held
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.remote_copies import RemoteCopies
-from kielo.parallel.mesh import Mesh, alike_communicators, communicators
+from kielo.parallel.mesh import alike_communicators, communicators
 from kielo.ranks.hang_watch import Progress, silent_seconds
 from kielo.ranks.heartbeat import Heartbeat
 from kielo.ranks.rendezvous import find_rendezvous
@@ -34,7 +34,7 @@ from kielo.train import records
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.loop import fit
 from kielo.train.meter import passed_over_row
-from kielo.train.parts import Asked, Periodic, PrecisionParts, Run
+from kielo.train.parts import Asked, MakePeriodic, Run
 from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.signals import Triggers
@@ -50,7 +50,7 @@ def train(
     max_steps: int | None = None,
     profile_steps: int = 0,
     ready: Callable[[], None] = lambda: None,
-    periodic: tuple[Callable[[PrecisionParts, Mesh], Periodic], ...] = (),
+    periodic: tuple[MakePeriodic, ...] = (),
 ) -> Outcome:
     """Start or continue the run. Called on every rank, and returns the same outcome on each.
 

@@ -49,14 +49,14 @@ newest_result() {
     fi
 }
 
-# A chain without progress stops, even if Kielo cannot start to decide it.
+# A chain without progress stops, even if Kielo cannot start to decide it. A watch whose time ended had perhaps nothing to score.
 count_attempt() {
     local without=0 last=
     newest=$(newest_result)
     if [ -f "$CHAIN/attempts" ]; then
-        IFS=$'\t' read -r without last < <(awk -F '\t' -v newest="$newest" '
+        IFS=$'\t' read -r without last < <(awk -F '\t' -v newest="$newest" -v work="$WORK" '
             $1 == "start" { n = ($6 == newest) ? n + 1 : 0 }
-            $1 == "end" { why = $7 }
+            $1 == "end" { why = $7; if (work == "watch" && $6 == "requeue" && n > 0) n-- }
             END { printf "%d\t%s\n", n, why }' "$CHAIN/attempts")
     fi
     if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
@@ -131,7 +131,7 @@ if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$
     "${STRIPE[@]}" "$RUN/train/checkpoints" || say "checkpoints are not spread: ${STRIPE[*]} failed"
 fi
 
-# Without a sign of life (a line of the log, a checkpoint, the start of the attempt), dump each rank's stack and end the step.
+# Without a sign of life (a line of the log, a question of a task, a checkpoint, the start), dump each rank's stack and end the step.
 watch_for_life() {
     local stack_of network=unknown
     # shellcheck disable=SC2016 # each node expands it
@@ -144,7 +144,7 @@ watch_for_life() {
             fi
         fi
         touch -d "$SILENCE_SECONDS seconds ago" "$ATTEMPT/oldest_sign"
-        if find "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_* -maxdepth 0 \
+        if find "$ATTEMPT/meeting.sh" "$RUN"/train/{metrics.jsonl,asking} "$RUN"/train/checkpoints/step_* -maxdepth 0 \
             -newer "$ATTEMPT/oldest_sign" 2> /dev/null | grep -q .; then continue; fi
         say "no line in the log for $SILENCE_SECONDS s; the ranks' stacks are in $ATTEMPT/stacks.txt"
         on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
@@ -189,7 +189,7 @@ check_nodes() {
 
 # Slurm's warning goes to the ranks. Other signals, and other schedulers', come to this script, which passes them on.
 asked=no
-trap 'asked=yes; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
+trap 'asked=yes; touch "$ATTEMPT/asked"; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
 timer=
 if declare -F watch_the_time > /dev/null; then watch_the_time & timer=$!; fi
 # Caches, and copies of the state in memory (checkpoint/node_memory.py), are removed with the job.
@@ -201,6 +201,8 @@ trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
 decide() {
     outcome=failed ends='' again=no blamed_nodes='' left_out_nodes=''
     reason=${1:-the ranks ended with exit code $code; the first error is in $ATTEMPT}
+    # A rank that fails ends the others with the same signal as a scheduler that makes room.
+    if [ "$WORK" != train ] && declare -F is_preempted > /dev/null && is_preempted; then touch "$ATTEMPT/asked"; fi
     timeout 300 "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --decide "$code" "$1" > "$ATTEMPT/decide.txt" 2>&1
     # shellcheck source=/dev/null
     if [ -f "$ATTEMPT/decision" ]; then . "$ATTEMPT/decision"; else say "Kielo could not decide what follows; $ATTEMPT/decide.txt says why"; fi
