@@ -18,6 +18,7 @@ from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
 from tests.corpus.counted import counted
+from tests.corpus.texts import ESTONIAN
 
 
 class Spoken:
@@ -37,6 +38,29 @@ def spoken(monkeypatch):
     identifier = Spoken()
     monkeypatch.setattr("kielo.corpus.language_identification.load_identifier", lambda name: identifier)
     return identifier
+
+
+def test_py3langid_says_what_the_package_says():
+    """Equal to the last bit: short and long text, two scripts of a language, capitals, no letters."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    package = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    model, long = load_identifier("py3langid"), " ".join(ESTONIAN) * 3
+    srpski = "Београд је главни град. Beograd je glavni grad. " * 8
+    texts = [
+        "",
+        "a",
+        "123",
+        long[:90],
+        long,
+        long.upper(),
+        srpski,
+        "शाम को दादी " * 40,
+        "\ud800 e\u0301" * 80,
+    ]
+    for text in texts:
+        assert model.probabilities(text) == dict(package.rank(text)), text[:40]
+    assert model.codes() == frozenset(package.labels)
 
 
 class Judge(LanguageFilter):
@@ -66,9 +90,13 @@ def test_bytes_are_counted_at_each_threshold_that_is_reached(spoken):
         assert step.verdict(f"et={probability}", size) is not None
     assert THRESHOLDS == (0.5, 0.65, 0.8, 0.9, 0.95)
     assert counted(step) == {
-        "bytes_identified/": 11_111, "bytes_at/0.5": 1111, "bytes_at/0.65": 1100, "bytes_at/0.8": 1000,
-        "bytes_at/0.9": 1000, "bytes_at/0.95": 1000,
-    }  # fmt: skip
+        "bytes_identified/": 11_111,
+        "bytes_at/0.5": 1111,
+        "bytes_at/0.65": 1100,
+        "bytes_at/0.8": 1000,
+        "bytes_at/0.9": 1000,
+        "bytes_at/0.95": 1000,
+    }
 
 
 def test_the_first_4000_characters_are_read_and_short_texts_once(spoken):
@@ -100,8 +128,9 @@ def test_fasttext_reads_a_line_and_capitals_as_small_letters(monkeypatch):
 def test_each_identifier_is_loaded_once():
     found = {name: load_identifier(name) for name in ("py3langid", "lid176")}
     assert {name: type(one).__name__ for name, one in found.items()} == {
-        "py3langid": "Py3langid", "lid176": "Lid176"
-    }  # fmt: skip
+        "py3langid": "Py3langid",
+        "lid176": "Lid176",
+    }
     assert all(load_identifier(name) is one for name, one in found.items())
     assert sum(found["py3langid"].probabilities("Tere tulemast koju").values()) == pytest.approx(1)
 

@@ -239,16 +239,16 @@ UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}
 
 def normalise_line(line: str) -> str:
     """Return the line in NFC, without control characters, with single spaces and none at the ends."""
-    if line.isascii():
-        return " ".join(UNWANTED.sub("", line).split())
-    line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
+    # Printable lines have no control, no invisible character and no white space but U+0020.
+    if not line.isprintable():
+        line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
     # Last, because a dropped character may have stood between a letter and its mark.
     return unicodedata.normalize("NFC", " ".join(line.split()))
 
 
 def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
     """Count controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
-    if not text.isascii() and (found := len(C1.findall(text))):
+    if not (text.isascii() or text.isprintable()) and (found := len(C1.findall(text))):
         step.count(f"{what}_characters", amount=found)
         step.count(f"{what}_documents")
 
