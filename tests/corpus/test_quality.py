@@ -10,13 +10,14 @@ from datatrove.pipeline.filters import fineweb_quality_filter, gopher_quality_fi
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.damage import not_judged
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import cut_tokens, effective_settings, split_document
-from kielo.recipe.cards import language
+from kielo.recipe.cards import language, languages
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import known_limits, limits_of
 from kielo.recipe.sections import Corpus
 from tests.corpus.counted import counted
 from tests.corpus.texts import ESTONIAN, recipe
@@ -117,6 +118,17 @@ def test_words_of_a_segmenter_are_judged_by_limits_for_them():
     verdicts = [QualityFilter(limits, cut).judge(of_lines(text)) for cut in (None, in_pairs)]
     assert limits.name == "jpn_Jpan"
     assert verdicts == ["under 50 words", "few of the language's commonest words"]
+
+
+def test_limits_of_many_languages():
+    """fao_Latn.yml by hand, a language of which FineWeb2 has two scripts, and one with two of its own."""
+    faroese, bengali = limits_of(["fo"]), limits_of(["bn"])
+    found = (faroese.max_repeated_lines, faroese.max_mean_word_length, faroese.max_line_ends_per_word)
+    assert (faroese.name, bengali.name, found) == ("fao_Latn", "ben_Beng", (0.371, 12, 2.0))
+    assert known_limits("crh") is None and sum(known_limits(code) is not None for code in languages()) > 550
+    assert not_judged(["keyword_lists"], ["crh", "ja", "fo"]) == (
+        "keyword lists in ja and keyword lists without commas in crh"
+    )
 
 
 def test_encodings_are_repaired_and_right_text_stays():
