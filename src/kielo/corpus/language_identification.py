@@ -94,7 +94,7 @@ class Py3langid:
         while True:
             states = self._next.take(before[:-1] + letters)
             rows = self._rows.take(states)
-            if np.array_equal(rows, before[1:]):
+            if (rows == before[1:]).all():
                 break
             before[1:] = rows
         found = self._features.take(states)
