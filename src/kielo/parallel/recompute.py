@@ -68,11 +68,12 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
                 module.keeps_whole = True  # for one layer's backward only
             if isinstance(module, RowSplitLinear):
                 module.is_one_operator = policy == "operators"
-        options = _options(frozenset(saved), by_policy=policy == "operators" or bool(layout.compile))
+        by_policy = policy == "operators" or bool(layout.compile)
+        options = _checkpoint_options(frozenset(saved), by_policy=by_policy)
         layer.forward = partial(checkpoint, layer.forward, **options)
 
 
-def _options(saved: frozenset[Any] = frozenset(), *, by_policy: bool) -> dict[str, Any]:
+def _checkpoint_options(saved: frozenset[Any] = frozenset(), *, by_policy: bool) -> dict[str, Any]:
     """Return the options of torch's checkpoint, which saves the results of the operators `saved`.
 
     by_policy: True if compiled code can contain functions of autograd, because before torch 2.13 their
@@ -160,7 +161,7 @@ def _storage(tensor: Tensor) -> int:
 @cache
 def _recomputed(kind: type[nn.Module], by_policy: bool) -> type[nn.Module]:
     """Return a subclass of `kind` that the backward computes again: compiled layers share code by class."""
-    options = _options(by_policy=by_policy)
+    options = _checkpoint_options(by_policy=by_policy)
 
     def forward(self: nn.Module, *inputs: Any) -> Any:
         def inside(*inputs: Any) -> Any:
