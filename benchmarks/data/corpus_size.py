@@ -5,8 +5,9 @@
 The text is synthetic and the same at each call: documents of random words, of which known shares are exact
 copies, near copies (2 % of the words replaced) or begin with a line of many documents. After each size
 results/corpus_size.json has its figures, and sizes that it has with the same settings are not measured again
-without --again. Memory is the peak of each process in /proc, seconds are on a clock. Core-hours are for this
-machine's cores. Texts and corpora stay in FOLDER. With --remove this script removes its own.
+without --again. Memory is the peak of each process in /proc. Growth and core-hours are by processor seconds
+of this machine, which other programs disturb less than a clock. Texts and corpora stay in FOLDER. With
+--remove this script removes its own.
 """
 
 import argparse
@@ -216,16 +217,18 @@ def measure(folder: Path, gigabytes: float, workers: int, keys: dict[str, Any]) 
     corpus = Corpus(sources=str(folder / f"text {gigabytes:g}"), workers=workers, **keys, **thresholds)
     recipe = Recipe(name="size", language="et", corpus=corpus)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    peaks, began = PeaksOfWorkers(), time.monotonic()
+    peaks, began, before = PeaksOfWorkers(), time.monotonic(), sum(os.times()[:4])
     peaks.start()
     with Rounds() as rounds:
         made = run_corpus(recipe, folder / f"corpus {gigabytes:g}", folder / "raw", True)
     seconds, of_workers = time.monotonic() - began, peaks.end()
+    processor_seconds = sum(os.times()[:4]) - before
     size, kept = made.counts["bytes_in"], made.counts["documents_kept"]
     return {
         "gigabytes": round(size / 1e9, 3),
         "seconds": _rounded(seconds),
-        "megabytes_per_second_and_core": round(size / 1e6 / seconds / workers, 3),
+        "processor_seconds": _rounded(processor_seconds),
+        "megabytes_per_processor_second": round(size / 1e6 / processor_seconds, 3),
         "seconds_of_rounds": rounds.seconds,
         "gib_of_workers": [round(peak / 2**30, 3) for peak in of_workers],
         "gib_of_parent": round(peak_bytes() / 2**30, 3),
@@ -266,16 +269,15 @@ def refuse_leftovers(folder: Path, gigabytes: float, is_removed: bool) -> None:
 def summary(sizes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return whether seconds grow no faster than bytes, and core-hours from the rate of the largest size."""
     sizes = sorted(sizes, key=lambda one: one["gigabytes"])
-    per_byte = [one["seconds"] / one["gigabytes"] for one in sizes]
-    rate = sizes[-1]["megabytes_per_second_and_core"] * 1e6
+    per_byte = [one["processor_seconds"] / one["gigabytes"] for one in sizes]
     largest = max(peak for one in sizes for peak in one["gib_of_workers"])
     return {
-        "seconds_per_gigabyte": [round(one, 1) for one in per_byte],
+        "processor_seconds_per_gigabyte": [round(one, 1) for one in per_byte],
         "growth": round(per_byte[-1] / per_byte[0], 3),
         "grows_no_faster": per_byte[-1] <= MUCH_FASTER * per_byte[0],
         "gib_of_largest_worker": largest,
         "is_within_memory": largest * 2**30 <= MOST_MEMORY,
-        "core_hours": {name: round(num_bytes / rate / 3600, 1) for name, num_bytes in LARGE.items()},
+        "core_hours": {name: round(size / 1e9 * per_byte[-1] / 3600, 1) for name, size in LARGE.items()},
     }
 
 
@@ -284,7 +286,7 @@ def known_sizes(settings: dict[str, Any]) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         found = json.loads(RESULTS.read_text(encoding="utf-8"))
         if found["settings"] == settings:
-            return found["sizes"]
+            return {name: one for name, one in found["sizes"].items() if "processor_seconds" in one}
     return {}
 
 
