@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import date
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,11 @@ class SyntheticText:
         return text, {"documents": self.documents, "exact_copies": exact, "near_copies": near}
 
 
+@lru_cache(maxsize=1)
+def _text(documents_of_chunk: int) -> SyntheticText:
+    return SyntheticText(documents_of_chunk)
+
+
 def _taken(tokens: np.ndarray, sizes: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the tokens of documents in an order."""
     begins, chosen = np.cumsum(sizes) - sizes, sizes[order]
@@ -133,7 +138,7 @@ def _taken(tokens: np.ndarray, sizes: np.ndarray, order: np.ndarray) -> np.ndarr
 
 def write_file(folder: Path, chunks: int, documents_of_chunk: int, number: int) -> dict[str, int]:
     """Write a file of some chunks. Return its counts."""
-    text, total = SyntheticText(documents_of_chunk), dict[str, int]()
+    text, total = _text(documents_of_chunk), dict[str, int]()
     with (folder / f"{number:02d}.jsonl").open("wb") as file:
         for chunk in range(number * chunks, (number + 1) * chunks):
             content, counts = text.chunk(chunk)
@@ -150,8 +155,12 @@ def write_text(folder: Path, num_bytes: float, processes: int = 2) -> dict[str, 
     folder.mkdir(parents=True, exist_ok=True)
     of_file = round(num_bytes / FILES / BYTES_OF_DOCUMENT)
     chunks = -(-of_file // MOST_DOCUMENTS_OF_CHUNK)
-    with ProcessPoolExecutor(processes) as pool:
-        counts = list(pool.map(partial(write_file, folder, chunks, of_file // chunks), range(FILES)))
+    write = partial(write_file, folder, chunks, of_file // chunks)
+    if processes == 1:
+        counts = list(map(write, range(FILES)))
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            counts = list(pool.map(write, range(FILES)))
     total = {name: sum(one[name] for one in counts) for name in counts[0]}
     planted.write_text(json.dumps(total) + "\n", encoding="utf-8")
     return total
