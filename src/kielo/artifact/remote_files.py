@@ -128,10 +128,9 @@ class RemoteFiles:
             )
 
     def _read_on(self, one: RemoteFile, part: Path) -> None:
-        if one.bytes is None:
+        if one.bytes is None or not (one.version or one.checksum):  # pieces could be of two files
             return self._read_whole(one, part)
-        is_known = bool(one.version) or one.checksum is not None  # else a changed file would be mixed
-        have = _size(part) if is_known and _size(part) <= one.bytes else 0
+        have = _size(part) if _size(part) <= one.bytes else 0
         with self._opened_in_pieces(one.path) as source, open(part, "ab") as to:
             to.truncate(have)
             try:

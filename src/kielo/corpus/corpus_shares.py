@@ -38,6 +38,7 @@ def run_corpus_share(
 
     Return the number of tasks done here. `run_corpus` then only puts the stage together.
     """
+    refuse_engine(recipe)
     planned = plan_corpus(recipe, folder, raw_folder, progress)
     if planned is None:
         return 0
@@ -46,6 +47,15 @@ def run_corpus_share(
     if not is_current(folder, KIND, VERSION, inputs, section):
         tasks.refuse_removed()
     return done
+
+
+def refuse_engine(recipe: Recipe) -> None:
+    """Raise KieloError if the recipe's engine gives all tasks to machines, so that there are no shares."""
+    if recipe.corpus.engine != "processes":
+        raise KieloError(
+            f'corpus.engine = "{recipe.corpus.engine}" has no shares: it has all tasks. Fix: --set '
+            "corpus.engine=processes"
+        )
 
 
 def work_off(tasks: CorpusTasks, share: tuple[int, int], poll_seconds: float = POLL_SECONDS) -> int:

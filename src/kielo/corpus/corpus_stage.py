@@ -26,8 +26,15 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus import damage, mojibake, near_copies, personal_data, web_document_score
-from kielo.corpus.corpus_tasks import CorpusTasks, corpus_worker, plan_tasks, remove_tasks, work_folder
+from kielo.corpus import damage, mojibake, near_copies, personal_data, ray_pool, web_document_score
+from kielo.corpus.corpus_tasks import (
+    PACKAGES,
+    CorpusTasks,
+    corpus_worker,
+    plan_tasks,
+    remove_tasks,
+    work_folder,
+)
 from kielo.corpus.decontamination import described
 from kielo.corpus.evaluation_items import evaluation_items, lacks_tasks
 from kielo.corpus.fetch import fetch_sources
@@ -40,6 +47,7 @@ from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
 from kielo.corpus.raw_formats import RawSource, file_format
+from kielo.corpus.ray_pool import RayPool
 from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
@@ -140,6 +148,8 @@ def _refuse_missing(recipe: Recipe) -> None:
     """Refuse a missing package, or a damaged file of an identifier, before hours of fetching."""
     corpus = recipe.corpus
     cutter_of_words(corpus.words)
+    if corpus.engine == "ray":
+        ray_pool.refuse_missing()
     if corpus.mask_personal_data:
         personal_data.refuse_missing()
     if corpus.repair_encoding:
@@ -158,7 +168,8 @@ def _refuse_missing(recipe: Recipe) -> None:
 def _clean(tasks: CorpusTasks, settings: JsonTable, folder: Path, say: Callable[[str], None]) -> CorpusCounts:
     recipe, sources = tasks.recipe, tasks.sources
     corpus = recipe.corpus
-    say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
+    on = "Ray" if corpus.engine == "ray" else f"{corpus.workers} workers"
+    say(f"cleaning {sum(len(source.files) for source in sources):,} files with {on}")
     for sentence in doubtful_thresholds(corpus, recipe.language):
         say(sentence)
     if unmasked := personal_data.not_masked(
@@ -200,7 +211,9 @@ def _do(tasks: CorpusTasks, say: Callable[[str], None]) -> list[FunnelSource]:
         say(f"{kept:,} tasks of an earlier attempt are kept")
     workers = corpus.workers if tasks.num_bytes >= LEAST_BYTES_FOR_WORKERS else 1
     read: list[FunnelSource] = []
-    with WorkerPool(partial(corpus_worker, tasks.recipe, tasks.work), workers, "corpus") as pool:
+    work = partial(corpus_worker, tasks.recipe, tasks.work.absolute())
+    on_ray = corpus.engine == "ray"
+    with RayPool(work, PACKAGES) if on_ray else WorkerPool(work, workers, "corpus") as pool:
         for round in tasks.rounds:
             tasks.run_round(round, pool)
             if round == "clean":

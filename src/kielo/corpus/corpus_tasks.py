@@ -61,14 +61,14 @@ from kielo.corpus.pipeline import (
     run_steps,
     second_pass,
 )
-from kielo.corpus.process_pool import Work, WorkerPool
+from kielo.corpus.process_pool import TaskPool, Work
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.step import MOST_SHOWN, CorpusStep, Example, Tally, is_cleaned
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-KIND, VERSION = "corpus tasks", 2
+KIND, VERSION = "corpus tasks", 3
 # Packages that decide what a task makes: after an upgrade in mid-run all tasks are done again.
 PACKAGES = (
     "kielo",
@@ -300,7 +300,7 @@ class CorpusTasks:
                 f"{self.work}: was removed while its tasks were done. Fix: run the same command again"
             )
 
-    def run_round(self, round: str, pool: WorkerPool) -> None:
+    def run_round(self, round: str, pool: TaskPool) -> None:
         """Do the undone tasks of a round on the pool, whose work is `corpus_worker`'s."""
         undone = self.undone(round)
         results = pool.results([(round, number) for number in undone])

@@ -48,8 +48,11 @@ class HashWriter:
             np.save(self._path.with_suffix(".npy"), np.array(self._ends, np.uint32))
         self._file.close()
 
-    def add(self, hashes: Iterable[int]) -> None:
-        self._waiting.extend(hashes)
+    def add(self, hashes: Iterable[int] | np.ndarray) -> None:
+        if isinstance(hashes, np.ndarray):
+            self._waiting.frombytes(hashes.tobytes())
+        else:
+            self._waiting.extend(hashes)
         while len(self._waiting) >= RUN:
             self._write(self._waiting[:RUN])
             del self._waiting[:RUN]

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ NEAR = "near copy"
 CLUSTER_SIZE, SCORE = "cluster_size", "document_score"  # in a document's metadata
 BAND_HASHES, SIGNED, WEIGHTS = "bands", "signed.npy", "weights.npy"
 PAIRS, SIZES_OF_CLUSTERS, NEAR_FLAGS = "pairs.npy", "sizes.u32", "near.u8"
-WORDS_AT_ONCE = 1 << 17
+WORDS_AT_ONCE, _NUM_REMEMBERED = 1 << 17, 200_000
 SEED = 1
 _FACTOR, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _SIZES = (
@@ -59,11 +60,23 @@ def refuse_missing() -> Any:
     return RMinHash
 
 
+class _WordHashes(dict[str, int]):
+    """Word → hash of it in lower case. Most words recur, and are remembered."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _NUM_REMEMBERED:
+            self.clear()
+        found = self[word] = xxhash.xxh3_64_intdigest(word.lower().encode())
+        return found
+
+
+_WORD_HASHES = _WordHashes()
+
+
 def shingles(words: Sequence[Sequence[str]], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of all runs of `size` words of each document, and where each document's begin."""
-    digest = xxhash.xxh3_64_intdigest
-    hashes = np.array([digest(word.encode()) for of_document in words for word in of_document], np.uint64)
-    numbers = np.array([len(of_document) for of_document in words], np.int64)
+    numbers = np.fromiter(map(len, words), np.int64, len(words))
+    hashes = np.fromiter(map(_WORD_HASHES.__getitem__, chain.from_iterable(words)), np.uint64)
     runs = np.zeros(max(0, len(hashes) - size + 1), np.uint64)
     for place in range(size):
         runs = runs * _FACTOR + hashes[place : place + len(runs)]
@@ -81,6 +94,16 @@ def signatures(words: Sequence[Sequence[str]], how: Bands) -> np.ndarray:
         return np.empty((0, how.bands * how.rows), np.uint32)
     digest = refuse_missing().digest_matrix_from_flat_token_hashes
     return np.array(digest(runs, begins, how.bands * how.rows, SEED).to_rows(), np.uint32)
+
+
+def band_keys(rows: np.ndarray, how: Bands) -> np.ndarray:
+    """Return a hash of each band of each document: documents × bands."""
+    values = rows.reshape(-1, how.bands, how.rows).astype(np.uint64)
+    keys = np.repeat((np.arange(1, how.bands + 1, dtype=np.uint64) * _FACTOR)[None], len(values), axis=0)
+    for row in range(how.rows):
+        keys = (keys ^ values[:, :, row]) * _MIX
+        keys ^= keys >> np.uint64(29)
+    return keys
 
 
 class SignatureWriter:
@@ -111,16 +134,13 @@ class SignatureWriter:
         words = [word for line in document.words() for word in line] if is_compared else []
         if len(words) >= self._how.words:
             self._signed.append(len(self._weights) - 1)
-            self._waiting.append(" ".join(words).lower().split(" "))
+            self._waiting.append(words)
             self._num_words += len(words)
         if self._num_words >= WORDS_AT_ONCE:
             self._write()
 
     def _write(self) -> None:
-        how, digest = self._how, xxhash.xxh3_64_intdigest
-        for row in signatures(self._waiting, how):
-            bands = row.reshape(how.bands, how.rows)
-            self._hashes.add([digest(band.tobytes(), seed=number) for number, band in enumerate(bands)])
+        self._hashes.add(band_keys(signatures(self._waiting, self._how), self._how).ravel())
         self._waiting, self._num_words = [], 0
 
 

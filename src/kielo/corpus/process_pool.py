@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
@@ -33,6 +33,12 @@ _SET_SIGNAL_OF_PARENTS_DEATH = 1  # prctl(2)
 
 Work = Callable[[Any], Any]
 _made: list[Work] = []  # in a worker: its work, once it is made
+
+
+class TaskPool(Protocol):
+    """What does tasks: a `WorkerPool`, or a pool on a cluster (`ray_pool.py`)."""
+
+    def results(self, batches: Iterable[Any]) -> Generator[Any, None, None]: ...
 
 
 class WorkerEnded(KieloError):

@@ -23,7 +23,7 @@ from kielo.recipe.source_kinds import KINDS
 
 SHAREGPT_FIELD = "conversations"
 # Keys of the section that do not decide which documents come out.
-_WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
+_WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers", "engine"}
 # Later keys → their defaults, at which manifests lack them, so that finished corpora stay.
 LATER: JsonTable = {
     key: Corpus.model_fields[key].default
@@ -267,20 +267,26 @@ class SplitDocument:
     cut_words: CutWords | None = None
     _words: list[list[str]] | None = None
     _tokens: list[str] | None = None
+    _sizes: tuple[int, int] | None = None  # bytes and spaced words, which each step counts
 
     @property
     def num_bytes(self) -> int:
-        return sum(self.line_bytes)
+        return self._counted()[0]
 
     @property
     def num_spaced_words(self) -> int:
         """The words if spaces separate them, without the cost of `words`."""
-        return sum(map(spaced_words, self.lines))
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[int, int]:
+        if self._sizes is None:
+            self._sizes = sum(self.line_bytes), sum(map(spaced_words, self.lines))
+        return self._sizes
 
     def set_lines(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
-        self._words = self._tokens = None
+        self._words = self._tokens = self._sizes = None
 
     def pair(self) -> tuple[str, str]:
         if self.sides is None:
@@ -297,7 +303,7 @@ class SplitDocument:
         if self._words is not None:
             self._words = [words for words, flag in zip(self._words, flags, strict=True) if flag]
         self.lines = [line for line, flag in zip(self.lines, flags, strict=True) if flag]
-        self._tokens = None
+        self._tokens = self._sizes = None
 
     def tokens(self) -> list[str]:
         """Return the words, numbers and signs of the text, which several filters count."""

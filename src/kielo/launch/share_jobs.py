@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kielo.artifact.launch_files import Work
 from kielo.artifact.manifest import read_manifest
-from kielo.corpus.corpus_shares import CorpusProgress, corpus_progress
+from kielo.corpus.corpus_shares import CorpusProgress, corpus_progress, refuse_engine
 from kielo.corpus.corpus_stage import plan_corpus
 from kielo.dataset.pack import PackProgress, pack_progress
 from kielo.launch.job_plan import JobPlan, Wishes, check_environment, check_request, made_for
@@ -44,6 +44,8 @@ def plan_share_jobs(recipe: Recipe, wishes: Wishes, stage: Work) -> JobPlan:
     site, of_site, partition, _, hours = check_request(recipe, wishes, nodes)
     if stage == "pack":
         refuse_before_text(recipe)
+    else:
+        refuse_engine(recipe)
     corpus = recipe.corpus
     if "workers" not in corpus.model_fields_set:
         corpus = corpus.model_copy(update={"workers": site.cpu_cores_per_node})

@@ -276,7 +276,7 @@ CONDITIONS = (
         'with corpus.near_copies = "none". Fix: corpus.near_copies = "fineweb2"',
     ),
     _row(
-        "corpus.deduplicate_documents corpus.max_bad_share corpus.words corpus.decontaminate",
+        "corpus.deduplicate_documents corpus.max_bad_share corpus.words corpus.decontaminate corpus.engine",
         "corpus.sources",
         _has_raw_text,
         "because all sources are ready tokens. Fix: a source of raw text",
