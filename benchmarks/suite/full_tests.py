@@ -1,9 +1,9 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
 Eight parts, three at a time, for two cores, the longest first. Cases with limits of seconds are in the part
-of faults, which often waits. All other parts only compute, and give way to it (`nice`). Each prints its twelve
-slowest cases. For a measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0: else
-each session has the same share, whatever its `nice`.
+of faults, which often waits. All other parts only compute, and give way to it (`nice`). Each prints its
+twelve slowest cases. For a measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0:
+else each session has the same share, whatever its `nice`.
 """
 
 import json

@@ -528,7 +528,7 @@ def _origin(key: str, origins: dict[str, str], inside: dict[str, str], otherwise
 
 
 def _of_tables(origins: dict[str, str]) -> dict[str, str]:
-    """Return the origin of each table: "--set" if a value in it is set there, else its last value's origin."""
+    """Return each table's origin: "--set" if a value in it is set there, else its last value's origin."""
     inside: dict[str, str] = {}
     for key, origin in origins.items():
         table = key.rpartition(".")[0]
