@@ -18,6 +18,7 @@ from kielo.resolve.memory import usable_bytes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.shares import rank_of_stage
+from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.text import imagined_text
 from kielo.train.laid_out_model import LaidOutModel
 from kielo.verify.rehearse import rehearse
@@ -51,14 +52,14 @@ def real_pass(resolved: Resolved, precision: Precision, asks_tasks: bool) -> int
 @pytest.mark.parametrize("asks_tasks", [False, True], ids=["text", "questions"])
 @pytest.mark.parametrize("layout", ["shard, unequal rows", "tensor x pipeline", "tensor, bf16"])
 def test_a_rehearsed_pass_holds_what_real_ranks_do(layout: str, asks_tasks: bool) -> None:
-    """Within 10 %."""
+    """Not 10 % less, nor 25 % more: such a pipeline has 20 % more, about a hidden state of a batch."""
     precision: Precision = "bf16" if "bf16" in layout else "fp32"
     resolved = planned(4 if "pipeline" in layout else 2, *LAYOUTS[layout])
     ranks = resolved.placement.world_size
     found = run_ranks(real_pass, ranks, resolved, precision, asks_tasks, timeout_seconds=300)
     for rank in (0, ranks - 1):
         rehearsed = rehearse_scoring(resolved, rank, precision, asks_tasks)
-        assert rehearsed["peak_bytes"] == pytest.approx(found[rank], rel=0.1)
+        assert 0.9 * found[rank] < rehearsed["peak_bytes"] < 1.25 * found[rank]
 
 
 def test_whole_logits_are_of_the_questions_and_not_of_rows_that_fill_up() -> None:
@@ -69,7 +70,8 @@ def test_whole_logits_are_of_the_questions_and_not_of_rows_that_fill_up() -> Non
     logits = 4 * 8192 * 4098
     assert rehearsed["rows"] == 1
     assert 3 * logits < rehearsed["peak_bytes"] < 3.1 * logits
-    assert rehearsed["held_bytes"] == rehearse(resolved, 3)["state_bytes"]["parameters"]
+    held = state_bytes(resolved.identity.model, resolved.placement.layout, 3)
+    assert rehearsed["held_bytes"] == held.parameters
     with pytest.raises(KieloError, match="ranks 0 to 3"):
         rehearse_scoring(resolved, 4, "fp32", True)
 
