@@ -128,7 +128,7 @@ def refuse_too_large(resolved: Resolved, precision: Precision, asks_tasks: bool)
 def bytes_of_scoring(resolved: Resolved, layout: Layout, precision: Precision, asks_tasks: bool) -> int:
     """Return the bytes that scoring reserves on the fullest device, with windows of the longest sequence.
 
-    asks_tasks: with the whole logits of questions. A rehearsal (`verify/rehearse_scoring.py`) needs at most 5 %
+    asks_tasks: with the whole logits of questions. Rehearsals (`verify/rehearse_scoring.py`) need at most 5 %
     more.
     """
     identity, placement = resolved.identity, resolved.placement
