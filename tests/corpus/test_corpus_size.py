@@ -52,7 +52,7 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
             peaks.start()
             run_corpus(Recipe(name="t", language="et", corpus=corpus), folder, tmp_path / "raw", False)
         of_workers = peaks.end()
-        assert len(of_workers) == 2 and max(of_workers) < MOST_BYTES_OF_WORKER
+        assert of_workers and max(of_workers) < MOST_BYTES_OF_WORKER  # a part is the work of one of them
         (work,) = (tmp_path / f".{number} parts.tasks").iterdir()
         assert len(list((work / "clean").iterdir())) == number
         corpus_tasks.remove_tasks(folder, work, has_others=False)
