@@ -46,7 +46,6 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
     for number in (1, 4, 16):
         monkeypatch.setattr(corpus_parts, "part_bytes", lambda total, number=number: total * 1.02 / number)
         peaks, folder = BENCHMARK["PeaksOfWorkers"](), tmp_path / f"{number} parts"
-        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *_, number=number: number)
         with monkeypatch.context() as kept:
             kept.setattr("kielo.corpus.corpus_stage.remove_tasks", lambda *_, **__: None)
             peaks.start()
