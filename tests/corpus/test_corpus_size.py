@@ -46,13 +46,12 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
     for number in (1, 4, 16):
         monkeypatch.setattr(corpus_parts, "part_bytes", lambda total, number=number: total * 1.02 / number)
         peaks, folder = BENCHMARK["PeaksOfWorkers"](), tmp_path / f"{number} parts"
-        monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *_, number=number: number)
         with monkeypatch.context() as kept:
             kept.setattr("kielo.corpus.corpus_stage.remove_tasks", lambda *_, **__: None)
             peaks.start()
             run_corpus(Recipe(name="t", language="et", corpus=corpus), folder, tmp_path / "raw", False)
         of_workers = peaks.end()
-        assert len(of_workers) == 2 and max(of_workers) < MOST_BYTES_OF_WORKER
+        assert of_workers and max(of_workers) < MOST_BYTES_OF_WORKER  # a part is the work of one of them
         (work,) = (tmp_path / f".{number} parts.tasks").iterdir()
         assert len(list((work / "clean").iterdir())) == number
         corpus_tasks.remove_tasks(folder, work, has_others=False)
