@@ -45,7 +45,10 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
     policy, parts = layout.recompute, layout.recomputed
     if not parts:
         return
-    saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
+    names = layout.recompute_saved_operators
+    if layout.compile and layout.alibi_kernel == "bias":  # made again with its biases
+        names = tuple(name for name in names if name != "scaled_dot_product_attention")
+    saved = _operators(names) if policy == "operators" else set()
     layers: list[Any] = list(model.layers.values())
     for number, layer in enumerate(layers):
         if number % layout.recompute_every_layers:
