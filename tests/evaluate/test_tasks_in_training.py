@@ -171,6 +171,19 @@ def test_a_stop_ends_a_task_and_the_next_attempt_asks_it_again(
     assert state_of(folder / "run", last) == state_of(folder / "plain", last)
 
 
+@pytest.mark.full
+def test_a_task_longer_than_a_job_is_asked_once_more(folder: Path) -> None:
+    """Two stops in it, and the third attempt trains."""
+    pytest.importorskip("lm_eval")
+    settings, resolved = own_settings(folder, "bits"), of_layout(folder, {})
+    for stops in (1, 2):
+        ((outcome, rows),) = run_ranks(trained_with_a_stop, 1, resolved, settings, 1, "file")
+        assert outcome == "requeue" and max(row.step for row in of_kind(rows, TrainingStep)) == 2
+        assert [row.step for row in of_kind(rows, TaskScores) if row.unscored] == [2] * stops
+    (rows,) = run_ranks(trained, 1, resolved, settings)
+    assert [row.step for row in of_kind(rows, TaskScores) if not row.unscored] == [4]
+
+
 def state_of(run: Path, checkpoint: str) -> dict[str, bytes]:
     """Chunk of a tensor → its bytes, of weights and of the optimiser's state."""
     files = sorted((run / "train" / "checkpoints" / checkpoint).glob("rank_*.safetensors"))

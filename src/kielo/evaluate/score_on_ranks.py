@@ -20,7 +20,7 @@ from kielo.evaluate.score import place_of_checkpoint, place_of_folder, refuse_ta
 from kielo.models.families import read_hf_config
 from kielo.ranks.world import World, world_of_job
 from kielo.recipe.cards import accelerator, accelerators
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, print_text
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Layout, Precision, Recipe
 from kielo.resolve import rules
@@ -54,7 +54,7 @@ def make_scores_on_ranks(
         if isinstance(current, Scores):
             return current if world.rank == 0 else None
         resolved = ranks.on_first(lambda: placed_as_trained(placed, run_folder))
-        refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks))
+        ranks.on_first(lambda: refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks)))
         made: list[Stage] = []  # on rank 0
         writing = write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section)
         ranks.on_first(lambda: made.append(until_the_end.enter_context(writing)))
@@ -85,7 +85,7 @@ def evaluate_hugging_face_on_ranks(
         ranks = Agreement()
         ranks.on_first(lambda: refuse_tasks(recipe))
         resolved = ranks.on_first(lambda: placed_for_folder(recipe, placed, run_folder, folder))
-        refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks))
+        ranks.on_first(lambda: refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks)))
         contender = load_hugging_face_on_ranks(folder, resolved, world, precision)
         scores = score(contender, str(folder), recipe, run_folder)
         place = ranks.on_first(lambda: place_of_folder(run_folder, folder))
@@ -102,22 +102,33 @@ def refuse_encoder(recipe: Recipe) -> None:
 
 
 def refuse_too_large(resolved: Resolved, precision: Precision, asks_tasks: bool) -> None:
-    """Raise KieloError if the model's scoring does not fit the devices, before anything is loaded."""
+    """Raise KieloError if the model's scoring does not fit the devices, before anything is loaded.
+
+    If questions as long as the model can read do not fit, that is printed: most are shorter.
+    """
     placement = resolved.placement
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     usable = None if card is None else usable_bytes(card)
     if card is None or usable is None:
         return
-    needed = bytes_of_scoring(resolved, placement.layout, precision, asks_tasks)
+    needed = bytes_of_scoring(resolved, placement.layout, precision, False)
     if needed <= usable:
+        of_questions = bytes_of_scoring(resolved, placement.layout, precision, asks_tasks)
+        if of_questions > usable:
+            length = resolved.identity.longest_sequence_length
+            print_text(
+                f"a question of {length:,} tokens, as long as the run's sequences, needs "
+                f"{of_questions / 1e9:.1f} GB on a device. {usable / 1e9:.1f} GB of a {card.name} are "
+                "usable. Shorter questions fit"
+            )
         return
     layout, shards = placement.layout, placement.layout.shard
     ranks = placement.world_size // shards
     while shards < MOST_SHARDS and needed > usable:
         shards *= 2
         larger = layout.model_copy(update={"shard": shards})
-        needed = bytes_of_scoring(resolved, larger, precision, asks_tasks)
-    before = bytes_of_scoring(resolved, layout, precision, asks_tasks)
+        needed = bytes_of_scoring(resolved, larger, precision, False)
+    before = bytes_of_scoring(resolved, layout, precision, False)
     fix = f"{shards * ranks} ranks" if needed <= usable else "layout.tensor or layout.pipeline of more ranks"
     raise KieloError(
         f"scoring in {precision} needs {before / 1e9:.1f} GB on each of {placement.world_size} devices, and "

@@ -4,7 +4,8 @@ The model is asked in the layout and the precision of the run, without compiled 
 many lengths. Rank 0 asks, and all ranks compute. Tasks that write text are left to `kielo evaluate`.
 
 A stop of any rank ends a task after the batch of questions at work, without scores. The next attempt asks the
-tasks of that step first, of the checkpoint that the stop has saved.
+tasks of that step first, of the checkpoint that the stop has saved. They are asked once more, and not if the
+precision changes after that step.
 """
 
 import time
@@ -75,10 +76,14 @@ class TasksInTraining:
         )
 
     def _stopped(self) -> dict[str, int]:
-        """Return task → the step of its last row, if a stop has ended it."""
+        """Return task → the step of its last row, if a stop has ended it once.
+
+        A task that two stops have ended at a step takes longer than a job, and would let no job train.
+        """
         rows = read_metrics(Path(self.resolved.placement.train_folder) / METRICS_NAME)
-        last = {row.scored_task: row for row in of_kind(rows, TaskScores)}
-        return {name: row.step for name, row in last.items() if row.unscored == STOPPED}
+        found = [(row.scored_task, row.step, row.unscored) for row in of_kind(rows, TaskScores)]
+        last = {name: (name, step, reason) for name, step, reason in found}
+        return {one[0]: one[1] for one in last.values() if one[2] == STOPPED and found.count(one) == 1}
 
     def _likelihood_tasks(self) -> tuple[list[str], str]:
         """Return the names of tasks that compare likelihoods, and the hash of all folders, on rank 0."""

@@ -31,11 +31,12 @@ from kielo.launch.job_plan import (
 from kielo.launch.launch_folder import LAUNCH_FOLDER, card_file
 from kielo.launch.prefetch import missing_tasks
 from kielo.launch.schedulers import job_ids, states
-from kielo.recipe.cards import accelerator
+from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import resolve
+from kielo.resolve.resolve import resolve_to_score
+from kielo.resolve.software import planned
 
 _GRACE_SECONDS = 60  # what was scored is written already
 _USUAL_JOBS = 3  # jobs of a chain; a job that finds all scored cancels the others
@@ -86,7 +87,8 @@ def check_evaluation(plan: JobPlan) -> None:
             f"{folder}: jobs of this work are in the queue already ({jobs}). Fix: kielo cancel {folder}"
         )
     card = accelerator(plan.site.accelerator)
-    resolve(plan.recipe, run, plan.devices, card.device, card.name)  # refuses what each rank would refuse
+    software = planned(cluster(plan.recipe.cluster))
+    resolve_to_score(plan.recipe, run, plan.devices, card.device, card.name, software)  # as each rank does
     check_environment(plan)
     if plan.recipe.evaluate.tasks and not plan.image and not plan.venv:
         refuse_without_harness()

@@ -35,7 +35,7 @@ from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.loop import fit
 from kielo.train.meter import passed_over_row
 from kielo.train.parts import Asked, MakePeriodic, Run
-from kielo.train.precision import determinism
+from kielo.train.precision import change_before, determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.signals import Triggers
 from kielo.train.start_checks import TokenCheck, check_tokenizer, refuse_unlike_ranks
@@ -228,12 +228,10 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
     run.garbage.begin()
     run.log.start(state.step)
     run.meter.start(state.tokens)
-    is_stopped = False
+    is_stopped = state.step < identity.total_steps and _write_owed_rows(run, resolved)
     while state.step < identity.total_steps and not is_stopped:
         run.time_limits.restart()
         settle_precision(run, resolved)
-        if _write_owed_rows(run):
-            break
         steps = identity.next_steps(state.step + 1, state.spike_steps)
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
@@ -253,8 +251,18 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
     return "finished"
 
 
-def _write_owed_rows(run: Run) -> bool:
-    """Write the rows of this step that a stop has left out. Return True on all ranks for another stop."""
+def _write_owed_rows(run: Run, resolved: Resolved) -> bool:
+    """Write the rows of this step that a stop has left out. Return True on all ranks for another stop.
+
+    At a change of precision there are none, because the model is no longer as it was at this step.
+    """
+    state = run.state
+    if (
+        change_before(resolved.identity, max(1, state.step), state.refused_changes)[1]
+        != run.current.precision
+    ):
+        return False
+    run.time_limits.restart()
     for periodic in run.current.periodic:
         if periodic.is_owed(run.state.step):
             with run.meter.paused(), run.time_limits.paused(periodic.name):
