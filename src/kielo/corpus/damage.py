@@ -15,7 +15,7 @@ import regex
 
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument
 from kielo.recipe.cards import language
-from kielo.recipe.quality_limits import known_limits, marked_letters_of
+from kielo.recipe.quality_limits import known_limits, marked_letters_of, stop_words_of
 from kielo.recipe.sections import Corpus
 
 MENDED = "mended"  # lines, by class
@@ -49,7 +49,7 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[CorpusStep]:
     has_spaces = all(language(code).has_spaces for code in rule.languages)
     steps: dict[str, CorpusStep] = {"loops": MendLoops(), "capitals": Capitals()}
     if has_spaces:
-        steps["keyword_lists"] = KeywordLists(_stop_words(rule.languages))
+        steps["keyword_lists"] = KeywordLists(stop_words_of(rule.languages))
     return [step for name, step in steps.items() if name in corpus.damage]
 
 
@@ -75,12 +75,6 @@ def not_judged(classes: Sequence[str], languages: Sequence[str]) -> str:
 
 def _marked_letters(languages: Sequence[str]) -> float:
     return min(marked_letters_of(code) or 0.0 for code in languages)
-
-
-def _stop_words(languages: Sequence[str]) -> frozenset[str]:
-    """Return the commonest words of a single language, lower-cased, or none if they are not known."""
-    limits = known_limits(languages[0]) if len(languages) == 1 else None
-    return frozenset(map(str.lower, limits.stop_words)) if limits else frozenset()
 
 
 @dataclass
