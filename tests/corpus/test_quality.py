@@ -230,6 +230,11 @@ def test_the_keys_in_a_corpus(tmp_path, capsys):
     assert not {"quality", "repair_encoding", "mask_personal_data", "quality_limits", "phone_rule"} & set(
         plain
     )
+    judged = effective_settings(
+        Corpus(sources=[{"name": "a", "path": "a"}], quality="fineweb2"), language("et")
+    )
+    words = judged["quality_limits"]["a"]["stop_words"]
+    assert words == sorted(limits_of(["et"]).stop_words)  # the same in each process
     masked = [Corpus(sources=str(source), mask_personal_data=kinds) for kinds in (KINDS, KINDS[:4])]
     rules = [effective_settings(corpus, language("et")).get("phone_rule") for corpus in masked]
     assert rules == [2, None]  # corpora of the rule before this key are not current

@@ -210,8 +210,12 @@ def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
 
 
 def _quality_limits(corpus: Corpus, rules: dict[str, LanguageRule]) -> JsonTable:
-    is_cut = corpus.words == "icu"
-    return {name: limits_of(rule.languages, is_cut).model_dump(mode="json") for name, rule in rules.items()}
+    is_cut, found = corpus.words == "icu", {}
+    for name, rule in rules.items():
+        limits = limits_of(rule.languages, is_cut)
+        # A set has another order in each process, by which a finished corpus would not be current.
+        found[name] = limits.model_dump(mode="json") | {"stop_words": sorted(limits.stop_words)}
+    return found
 
 
 def _marked_letters(rules: dict[str, LanguageRule]) -> JsonTable:
