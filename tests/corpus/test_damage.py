@@ -9,8 +9,16 @@ from xxhash import xxh3_64_hexdigest
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
-from kielo.corpus.damage import Capitals, KeywordLists, LostDiacritics, MendLoops, MendSpacedLetters
-from kielo.corpus.step import effective_settings, split_document
+from kielo.corpus.damage import (
+    Capitals,
+    KeywordLists,
+    LostDiacritics,
+    MendLoops,
+    MendSpacedLetters,
+    line_filters,
+    not_judged,
+)
+from kielo.corpus.step import cards_of_text, effective_settings, language_rules, split_document
 from kielo.recipe.cards import language
 from kielo.recipe.quality_limits import limits_of, marked_letters_of
 from kielo.recipe.sections import Corpus
@@ -115,3 +123,21 @@ def test_corpora_of_other_stop_words_are_not_current():
     both = Corpus(sources=[texts[0] | {"language": ["et", "fi"]}], damage=("keyword_lists",))
     for corpus in (loops, both):
         assert "stop_words" not in effective_settings(corpus, language("et"))
+
+
+def test_a_card_of_ones_own_needs_no_shipped_card(tmp_path):
+    """The steps take from it whether words have spaces between them."""
+    for code, script in (("qaa", "Latin"), ("qab", "Thai")):
+        (tmp_path / f"{code}.toml").write_text(
+            f'code = "{code}"\nname = "Own"\nscript = "{script}"\nidentifier_codes = {{py3langid = ["et"]}}\n'
+        )
+    names = [str(tmp_path / f"{code}.toml") for code in ("qaa", "qab")]
+    sources = [{"name": name[-8:-5], "path": "a.txt", "language": [name]} for name in names]
+    corpus = Corpus(sources=sources, damage=("keyword_lists", "capitals"))
+    rules = language_rules(corpus, names[0])
+    steps = {source: [step.name for step in line_filters(corpus, rule)] for source, rule in rules.items()}
+    assert steps == {"qaa": ["capitals", "keyword lists"], "qab": ["capitals"]}
+    assert not_judged(corpus.damage, cards_of_text(corpus, names[0])) == (
+        "keyword lists in qab and keyword lists without commas in qaa"
+    )
+    assert "has_spaces" not in effective_settings(corpus, language("et"))["language_rules"]["qab"]

@@ -66,6 +66,8 @@ class LanguageRule:
     document_threshold: float
     score_names: tuple[str, ...] = ()
     """Names of the language in HPLT's scorer. Empty: no score is asked for."""
+    has_spaces: bool = True
+    """Whether all the languages are written with spaces between words."""
 
 
 def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
@@ -86,6 +88,7 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
         "".join(dict.fromkeys("".join(card.letters for card in cards))),
         line,
         document,
+        has_spaces=all(card.has_spaces for card in cards),
     )
 
 
@@ -122,9 +125,13 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
 
 def languages_of_text(corpus: Corpus, default: str) -> list[str]:
     """Return the codes of the languages of running text that is cleaned."""
+    return list(dict.fromkeys(card.code for card in cards_of_text(corpus, default)))
+
+
+def cards_of_text(corpus: Corpus, default: str) -> list[Language]:
     sources = filter(is_cleaned, corpus.sources)
-    names = (name for source in sources for name in source_languages(source, default))
-    return list(dict.fromkeys(map(language_code, names)))
+    names = dict.fromkeys(name for source in sources for name in source_languages(source, default))
+    return list(map(language, names))
 
 
 def doubtful_thresholds(corpus: Corpus, default: str) -> Iterator[str]:
@@ -201,7 +208,8 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
 
 
 def _settings_of(rule: LanguageRule) -> JsonTable:
-    return {key: value for key, value in asdict(rule).items() if key != "score_names" or value}
+    left_out = {"has_spaces"} if rule.score_names else {"has_spaces", "score_names"}
+    return {key: value for key, value in asdict(rule).items() if key not in left_out}
 
 
 def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
