@@ -4,14 +4,23 @@ from unicodedata import normalize
 
 import pytest
 import regex
+from xxhash import xxh3_64_hexdigest
 
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
-from kielo.corpus.damage import Capitals, KeywordLists, LostDiacritics, MendLoops, MendSpacedLetters
-from kielo.corpus.step import effective_settings, split_document
+from kielo.corpus.damage import (
+    Capitals,
+    KeywordLists,
+    LostDiacritics,
+    MendLoops,
+    MendSpacedLetters,
+    line_filters,
+    not_judged,
+)
+from kielo.corpus.step import cards_of_text, effective_settings, language_rules, split_document
 from kielo.recipe.cards import language
-from kielo.recipe.quality_limits import marked_letters_of
+from kielo.recipe.quality_limits import limits_of, marked_letters_of
 from kielo.recipe.sections import Corpus
 from tests.corpus.counted import counted
 from tests.corpus.texts import ESTONIAN, recipe
@@ -102,3 +111,33 @@ def test_the_classes_in_a_corpus(tmp_path, capsys):
     assert (row.reason, row.lines) == ("all capitals", 1)
     assert "lines mended: 1 loops, 1 spaced letters" in capsys.readouterr().err
     assert "damage" not in effective_settings(Corpus(sources=str(source)), language("et"))
+
+
+def test_corpora_of_other_stop_words_are_not_current():
+    """Their hash is a setting if a keyword list is known by them: not of several languages, or without."""
+    texts = [{"name": "a", "path": "a.txt"}, {"name": "b", "path": "b.txt", "language": ["fo"]}]
+    lists, loops = (Corpus(sources=texts, damage=(name,)) for name in ("keyword_lists", "loops"))
+    found = effective_settings(lists, language("et"))["stop_words"]
+    words = " ".join(sorted(word.lower() for word in limits_of(["fo"]).stop_words))
+    assert list(found) == ["a", "b"] and found["b"] == xxh3_64_hexdigest(words.encode()) != found["a"]
+    both = Corpus(sources=[texts[0] | {"language": ["et", "fi"]}], damage=("keyword_lists",))
+    for corpus in (loops, both):
+        assert "stop_words" not in effective_settings(corpus, language("et"))
+
+
+def test_a_card_of_ones_own_needs_no_shipped_card(tmp_path):
+    """The steps take from it whether words have spaces between them."""
+    for code, script in (("qaa", "Latin"), ("qab", "Thai")):
+        (tmp_path / f"{code}.toml").write_text(
+            f'code = "{code}"\nname = "Own"\nscript = "{script}"\nidentifier_codes = {{py3langid = ["et"]}}\n'
+        )
+    names = [str(tmp_path / f"{code}.toml") for code in ("qaa", "qab")]
+    sources = [{"name": name[-8:-5], "path": "a.txt", "language": [name]} for name in names]
+    corpus = Corpus(sources=sources, damage=("keyword_lists", "capitals"))
+    rules = language_rules(corpus, names[0])
+    steps = {source: [step.name for step in line_filters(corpus, rule)] for source, rule in rules.items()}
+    assert steps == {"qaa": ["capitals", "keyword lists"], "qab": ["capitals"]}
+    assert not_judged(corpus.damage, cards_of_text(corpus, names[0])) == (
+        "keyword lists in qab and keyword lists without commas in qaa"
+    )
+    assert "has_spaces" not in effective_settings(corpus, language("et"))["language_rules"]["qab"]

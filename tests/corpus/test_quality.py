@@ -126,7 +126,7 @@ def test_limits_of_many_languages():
     found = (faroese.max_repeated_lines, faroese.max_mean_word_length, faroese.max_line_ends_per_word)
     assert (faroese.name, bengali.name, found) == ("fao_Latn", "ben_Beng", (0.371, 12, 2.0))
     assert known_limits("crh") is None and sum(known_limits(code) is not None for code in languages()) > 550
-    assert not_judged(["keyword_lists"], ["crh", "ja", "fo"]) == (
+    assert not_judged(["keyword_lists"], [language(code) for code in ("crh", "ja", "fo")]) == (
         "keyword lists in ja and keyword lists without commas in crh"
     )
 
@@ -146,6 +146,15 @@ def test_encodings_are_repaired_and_right_text_stays():
     assert counted(step)["repaired_lines/"] == len(damage)
 
 
+# Language, word of a contact and a plain number.
+CONTACTS = [
+    *((code, "Kontakt:", number) for code, number in
+      (("et", "53456789"), ("pl", "512345678"), ("cs", "601123456"))),
+    ("et", "Klienditugi", "53456789"), ("et", "Infotelefon", "53456789"), ("et", "nr", "53456789"),
+    ("pl", "kom.", "512345678"), ("pl", "Numer", "512345678"), ("el", "κιν.", "6912345678"),
+    ("pt", "Tlm", "912345678"), ("pt", "contacto", "912345678"), ("pt", "Contato:", "912345678"),
+    ("en", "Number:", "2079460958"), ("ru", "Контакты:", "9161234567"),
+]  # fmt: skip
 # Published examples of numbers, and twins whose check digit is wrong.
 PERSONAL = [
     ("et", "Kirjuta mari.maasikas+too@cs.ut.ee täna", "Kirjuta [EMAIL] täna", {"email": 1}),
@@ -166,6 +175,14 @@ PERSONAL = [
      "Zadzwoń [PHONE] lub [PHONE], [PHONE]", {"phone": 3}),
     ("pl", f"Tel{37 * '.'}512345678", f"Tel{37 * '.'}[PHONE]", {"phone": 1}),
     ("pl", f"Tel{38 * '.'}512345678", None, {}),
+    # The numbers of a list, of which the word is beside the first alone.
+    ("et", "Telefonid: 53456789, 53456790; 53456791 / 53456792 ja 53456793 | 53456794 hommikul 53456795",
+     "Telefonid: [PHONE], [PHONE]; [PHONE] / [PHONE] ja [PHONE] | [PHONE] hommikul 53456795", {"phone": 6}),
+    ("et", f"Summad 53456788, 53456789 ja +372 53456790, 53456791 ehk 53456792, 0,53456793{40 * '.'}",
+     f"Summad 53456788, 53456789 ja [PHONE], [PHONE] ehk [PHONE], 0,53456793{40 * '.'}", {"phone": 3}),
+    *((code, f"{word} {number}", f"{word} [PHONE]", {"phone": 1}) for code, word, number in CONTACTS),
+    ("pl", "512345678 dzwonić po 18", "[PHONE] dzwonić po 18", {"phone": 1}),
+    ("pl", "Komu 512345678, numa 512345679, enr 512345680", None, {}),
     ("ru", "Пишите 89161234567, телевизор 9161234567", "Пишите [PHONE], телевизор 9161234567", {"phone": 1}),
     ("el", "21 0123 4567, τηλ.2101234567", "[PHONE], τηλ.[PHONE]", {"phone": 2}),
     ("zh", "手机13812345678", "手机[PHONE]", {"phone": 1}),
@@ -210,4 +227,14 @@ def test_the_keys_in_a_corpus(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "1 lines in another encoding were repaired" in said and "1 email" in said
     plain = effective_settings(Corpus(sources=str(source)), language("et"))
-    assert not {"quality", "repair_encoding", "mask_personal_data", "quality_limits"} & set(plain)
+    assert not {"quality", "repair_encoding", "mask_personal_data", "quality_limits", "phone_rule"} & set(
+        plain
+    )
+    judged = effective_settings(
+        Corpus(sources=[{"name": "a", "path": "a"}], quality="fineweb2"), language("et")
+    )
+    words = judged["quality_limits"]["a"]["stop_words"]
+    assert words == sorted(limits_of(["et"]).stop_words)  # the same in each process
+    masked = [Corpus(sources=str(source), mask_personal_data=kinds) for kinds in (KINDS, KINDS[:4])]
+    rules = [effective_settings(corpus, language("et")).get("phone_rule") for corpus in masked]
+    assert rules == [2, None]  # corpora of the rule before this key are not current

@@ -7,7 +7,7 @@ import pytest
 
 from kielo.corpus import web_document_score
 from kielo.corpus.filters import document_filters
-from kielo.corpus.step import language_rule, split_document
+from kielo.corpus.step import effective_settings, language_rules, split_document
 from kielo.corpus.web_document_score import WebDocumentScore
 from kielo.recipe.cards import language
 from kielo.recipe.check import check
@@ -42,7 +42,7 @@ def published(monkeypatch):
 
 def test_documents_of_a_low_score_go(published):
     corpus = Corpus(sources="a.txt", quality="hplt", language_identifier="lid176")
-    step = document_filters(corpus, language_rule(corpus, [language("et")]))[-1]
+    step = document_filters(corpus, language_rules(corpus, "et")["a"])[-1]
     documents = [split_document(text, "d/0", "d", (0, 0), {}) for text in ("0.5 a\nb", "0.4999")]
     assert list(step.run(documents)) == documents[:1]
     assert counted(step)["documents/web document score under 0.5"] == 1
@@ -51,17 +51,44 @@ def test_documents_of_a_low_score_go(published):
 
 def test_names_of_languages(published):
     """Related languages' data before the script's; a language without a name, and two of one source."""
-    assert names_for_score(["se"])[0] == "sme_Latn"
+    assert names_for_score([language("se")])[0] == "sme_Latn"
     step = WebDocumentScore(["qaa_Latn", "fin_Latn"])
     assert step.score("1") == 1 and published.asked[-1][0] == "fin"
     with pytest.raises(KieloError, match="et and fi have different scores"):
-        names_for_score(["et", "fi"])
+        names_for_score([language("et"), language("fi")])
     with pytest.raises(KieloError, match=r"aa has no name in HPLT\. Fix: hplt = "):
-        names_for_score(["aa"])
+        names_for_score([language("aa")])
+    assert any("corpus.sources, a: corpus.quality" in message for message in complaints("aa"))
+
+
+def complaints(language: str) -> list[str]:
     corpus = {"sources": [{"name": "a", "path": "a.txt"}], "quality": "hplt"}
-    data = {"name": "r", "language": "aa", "corpus": corpus}
-    found = [one.message for one in check(Recipe.model_validate(data), lambda key: "file")]
-    assert any("corpus.sources, a: corpus.quality" in message for message in found)
+    data = {"name": "r", "language": language, "corpus": corpus}
+    return [one.message for one in check(Recipe.model_validate(data), lambda key: "file")]
+
+
+@pytest.mark.parametrize(
+    ("code", "script", "name"), [("ps", "Arabic", "pus_Arab"), ("et", "Latin", "fin_Latn")]
+)
+def test_cards_of_ones_own_name_the_language(published, tmp_path, code, script, name):
+    """Not the shipped card of the code, which has no name for ps. The names are settings of the corpus."""
+    path = tmp_path / f"{code}.toml"
+    path.write_text(f"""code = "{code}"
+name = "Own"
+script = "{script}"
+hplt = ["{name}"]
+identifier_codes = {{py3langid = ["{code}"]}}
+""")
+    assert not any("has no name" in message for message in complaints(str(path)))
+    corpus = Corpus(sources=[{"name": "a", "path": "a.txt"}], quality="hplt")
+    (rule,) = language_rules(corpus, str(path)).values()
+    assert document_filters(corpus, rule)[-1].score("1") == 1
+    assert published.asked[0][:2] == tuple(name.split("_"))
+    settings = effective_settings(corpus, language(str(path)), str(path))
+    assert settings["language_rules"]["a"]["score_names"] == (name,)
+    plain = corpus.model_copy(update={"quality": "none"})
+    settings = effective_settings(plain, language(str(path)), str(path))
+    assert "score_names" not in settings["language_rules"]["a"]
 
 
 def test_without_the_program(monkeypatch):
@@ -83,4 +110,4 @@ SCORES = [
 @pytest.mark.parametrize(("text", "score"), SCORES)
 def test_scores_are_the_programs(text, score):
     pytest.importorskip("docscorer")
-    assert WebDocumentScore(names_for_score(["et"])).score(text) == pytest.approx(score, abs=1e-12)
+    assert WebDocumentScore(names_for_score([language("et")])).score(text) == pytest.approx(score, abs=1e-12)

@@ -48,7 +48,7 @@ from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
 from kielo.corpus.raw_formats import RawSource, file_format
 from kielo.corpus.ray_pool import RayPool
-from kielo.corpus.step import Tally, doubtful_thresholds, effective_settings, languages_of_text
+from kielo.corpus.step import Tally, cards_of_text, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
@@ -176,7 +176,7 @@ def _clean(tasks: CorpusTasks, settings: JsonTable, folder: Path, say: Callable[
         corpus.mask_personal_data, languages_of_text(corpus, recipe.language)
     ):
         say(f"corpus.mask_personal_data does not know {unmasked}: they stay")
-    if unjudged := damage.not_judged(corpus.damage, languages_of_text(corpus, recipe.language)):
+    if unjudged := damage.not_judged(corpus.damage, cards_of_text(corpus, recipe.language)):
         say(f"corpus.damage does not look for {unjudged}")
     if items := evaluation_items(recipe):
         missing = ". Questions of evaluate.tasks are not there: KIELO_PREFETCHED is not set"

@@ -14,8 +14,8 @@ from unicodedata import normalize
 import regex
 
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument
-from kielo.recipe.cards import language
-from kielo.recipe.quality_limits import known_limits, marked_letters_of
+from kielo.recipe.cards import Language
+from kielo.recipe.quality_limits import known_limits, marked_letters_of, stop_words_of
 from kielo.recipe.sections import Corpus
 
 MENDED = "mended"  # lines, by class
@@ -41,15 +41,13 @@ _MARK = regex.compile(r"[\p{Mn}đĐłŁøØßıæÆœŒðÐþÞħĦŋŊəƏ]")
 
 def mends(corpus: Corpus, rule: LanguageRule) -> list[CorpusStep]:
     """Return the steps before text is normalised, which makes one space of several."""
-    has_spaces = all(language(code).has_spaces for code in rule.languages)
-    return [MendSpacedLetters(has_spaces)] if "spaced_letters" in corpus.damage else []
+    return [MendSpacedLetters(rule.has_spaces)] if "spaced_letters" in corpus.damage else []
 
 
 def line_filters(corpus: Corpus, rule: LanguageRule) -> list[CorpusStep]:
-    has_spaces = all(language(code).has_spaces for code in rule.languages)
     steps: dict[str, CorpusStep] = {"loops": MendLoops(), "capitals": Capitals()}
-    if has_spaces:
-        steps["keyword_lists"] = KeywordLists(_stop_words(rule.languages))
+    if rule.has_spaces:
+        steps["keyword_lists"] = KeywordLists(stop_words_of(rule.languages))
     return [step for name, step in steps.items() if name in corpus.damage]
 
 
@@ -58,16 +56,16 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
     return [LostDiacritics(share)] if share and "lost_diacritics" in corpus.damage else []
 
 
-def not_judged(classes: Sequence[str], languages: Sequence[str]) -> str:
-    """Return, in words, the classes of damage that are not looked for in some of the languages."""
+def not_judged(classes: Sequence[str], cards: Sequence[Language]) -> str:
+    """Return, in words, the classes of damage that are not looked for in some of the cards' languages."""
     said = []
-    without = [code for code in languages if marked_letters_of(code) is None]
+    without = [card.code for card in cards if marked_letters_of(card.code) is None]
     if "lost_diacritics" in classes and without:
         said.append(f"lost diacritics in {', '.join(without)}")
-    without = [code for code in languages if not language(code).has_spaces]
+    without = [card.code for card in cards if not card.has_spaces]
     if "keyword_lists" in classes and without:
         said.append(f"keyword lists in {', '.join(without)}")
-    without = [code for code in languages if language(code).has_spaces and known_limits(code) is None]
+    without = [card.code for card in cards if card.has_spaces and known_limits(card.code) is None]
     if "keyword_lists" in classes and without:
         said.append(f"keyword lists without commas in {', '.join(without)}")
     return " and ".join(said)
@@ -75,12 +73,6 @@ def not_judged(classes: Sequence[str], languages: Sequence[str]) -> str:
 
 def _marked_letters(languages: Sequence[str]) -> float:
     return min(marked_letters_of(code) or 0.0 for code in languages)
-
-
-def _stop_words(languages: Sequence[str]) -> frozenset[str]:
-    """Return the commonest words of a single language, lower-cased, or none if they are not known."""
-    limits = known_limits(languages[0]) if len(languages) == 1 else None
-    return frozenset(map(str.lower, limits.stop_words)) if limits else frozenset()
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilt
 from kielo.corpus.web_document_score import WebDocumentScore
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of, names_for_score
+from kielo.recipe.quality_limits import limits_of
 from kielo.recipe.sections import Corpus
 from kielo.recipe.source_kinds import fill
 
@@ -121,7 +121,7 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
         limits = limits_of(rule.languages, is_cut=corpus.words == "icu")
         filters.append(QualityFilter(limits, cutter_of_words(corpus.words)))
     elif corpus.quality == "hplt":
-        filters.append(WebDocumentScore(names_for_score(rule.languages)))
+        filters.append(WebDocumentScore(rule.score_names))
     return filters
 
 

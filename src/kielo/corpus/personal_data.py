@@ -3,10 +3,10 @@
 E-mail and IP addresses are known by their form, phone numbers by the countries' plans and groups
 (phonenumbers), IBANs and national numbers by their check digits (python-stdnum). Danish numbers have only a
 date. Every third number of nine digits fits Poland's plan. So plain digits are a phone number only with a
-country's or a trunk code, or beside a word such as "tel".
+country's or a trunk code, beside a word such as "tel", or next in a list to a phone number.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,11 +66,12 @@ _STEMS = """
     telef telep teléf téléph telemóv mobil móvil phone cellular celular handy rufnummer hotlin whatsapp viber
     telegram puhelin puhelim matkapuh helista soita anruf volejte zavolej hívj dzwoń zadzwo sunați arayın
     skambin zvani tālrun sími hubungi guthán ċempel телеф мобил звон позвон дзвон факс обадет вайбер вотсап
-    τηλέφ τηλεφ κινητ καλέστ φαξ հեռախ ტელეფ მობილ טלפ điện
+    τηλέφ τηλεφ κινητ καλέστ φαξ հեռախ ტელეფ მობილ טלפ điện kontakt contact contat yhteys klienditugi infotel
+    dzwoni numer number контакт
 """
 _WORDS = """
     tel tél tlf tlph telp tālr mob gsm sms fax faks fon puh ring call bel pozovite hp sđt đt fón gọi
-    тел моб τηλ հեռ ტელ მობ טל נייד
+    тел моб τηλ հեռ ტელ მობ טל נייד kom tlm κιν nr
 """
 _UNSPACED = "電話 电话 手机 手機 携帯 微信 联系 热线 전화 연락처 휴대폰 โทร"
 _OF_PHONES = regex.compile(
@@ -79,6 +80,8 @@ _OF_PHONES = regex.compile(
     regex.IGNORECASE,
 )
 _NEAR = 40  # characters between a plain number and such a word
+# Between the phone numbers of a list: signs, or a short word such as "and", "ja" or "und".
+_BETWEEN = regex.compile(r"[ ,;/|]*(?:\p{L}{1,5}[ ,;/|]+)?")
 _SIZES = range(9, 31)  # characters of a national number, with signs and spaces
 
 
@@ -153,8 +156,12 @@ class MaskPersonalData(CorpusStep):
         for country in countries or [None]:
             # Grouped as the plan says: a looser match takes amounts and dates for numbers.
             matches = PhoneNumberMatcher(line, country, Leniency.EXACT_GROUPING, max_tries=len(line))
-            new = [(one.start, one.end) for one in matches if _is_written_as_phone(line, one)]
-            found = sorted(found + [span for span in new if _is_free(span, found)])
+            for one in matches:
+                span = one.start, one.end
+                if _is_decimal(line, one.start) or not _is_free(span, found):
+                    continue
+                if _is_written_as_phone(line, one) or _is_next_in_list(line, one.start, found):
+                    insort(found, span)
         parts, last = [], 0
         for start, end in found:
             parts += [line[last:start], "[PHONE]"]
@@ -193,13 +200,17 @@ def _is_written_as_phone(line: str, match: "PhoneNumberMatch") -> bool:
     from phonenumbers import national_significant_number
 
     digits = match.raw_string.strip("()[] ")
-    if _is_decimal(line, match.start):
-        return False
     has_code = digits.startswith("0") or len(digits) > len(national_significant_number(match.number))
     if has_code or not digits.isdecimal():
         return True
     near = (match.start - _NEAR, match.start), (match.end, match.end + _NEAR)
     return any(_OF_PHONES.search(line, max(0, begin), end) for begin, end in near)
+
+
+def _is_next_in_list(line: str, start: int, found: list[tuple[int, int]]) -> bool:
+    """Return True if only a comma, a short word or the like stands after the phone number before it."""
+    place = bisect_left(found, (start, start))
+    return place > 0 and _BETWEEN.fullmatch(line, found[place - 1][1], start) is not None
 
 
 def _is_decimal(line: str, start: int) -> bool:

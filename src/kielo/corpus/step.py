@@ -16,7 +16,7 @@ import xxhash
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language, language_code
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of, marked_letters_of
+from kielo.recipe.quality_limits import limits_of, marked_letters_of, names_for_score, stop_words_of
 from kielo.recipe.sections import IDENTIFIERS, Corpus, Source
 from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
@@ -41,6 +41,8 @@ LATER: JsonTable = {
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
+# The number of the rule by which plain digits are a phone number. Corpora of an earlier rule are not current.
+_PHONE_RULE = 2
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 # Words, numbers and signs, about as spaCy has them: a hyphen parts words, an apostrophe does not.
@@ -62,6 +64,10 @@ class LanguageRule:
     letters: str
     line_threshold: float
     document_threshold: float
+    score_names: tuple[str, ...] = ()
+    """Names of the language in HPLT's scorer. Empty: no score is asked for."""
+    has_spaces: bool = True
+    """Whether all the languages are written with spaces between words."""
 
 
 def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
@@ -82,6 +88,7 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
         "".join(dict.fromkeys("".join(card.letters for card in cards))),
         line,
         document,
+        has_spaces=all(card.has_spaces for card in cards),
     )
 
 
@@ -108,18 +115,23 @@ def is_cleaned(source: Source) -> bool:
 
 
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
-    return {
-        source.name: language_rule(corpus, [language(code) for code in source_languages(source, default)])
-        for source in corpus.sources
-        if is_cleaned(source)
-    }
+    rules = {}
+    for source in filter(is_cleaned, corpus.sources):
+        cards = [language(name) for name in source_languages(source, default)]
+        names = names_for_score(cards) if corpus.quality == "hplt" else ()
+        rules[source.name] = replace(language_rule(corpus, cards), score_names=names)
+    return rules
 
 
 def languages_of_text(corpus: Corpus, default: str) -> list[str]:
     """Return the codes of the languages of running text that is cleaned."""
+    return list(dict.fromkeys(card.code for card in cards_of_text(corpus, default)))
+
+
+def cards_of_text(corpus: Corpus, default: str) -> list[Language]:
     sources = filter(is_cleaned, corpus.sources)
-    names = (name for source in sources for name in source_languages(source, default))
-    return list(dict.fromkeys(map(language_code, names)))
+    names = dict.fromkeys(name for source in sources for name in source_languages(source, default))
+    return list(map(language, names))
 
 
 def doubtful_thresholds(corpus: Corpus, default: str) -> Iterator[str]:
@@ -178,11 +190,13 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [_codes(source, name) for source in corpus.sources],
-        "language_rules": {name: asdict(rules[name]) for name in rules},
+        "language_rules": {name: _settings_of(rule) for name, rule in rules.items()},
         **({"quality_limits": _quality_limits(corpus, rules)} if corpus.quality == "fineweb2" else {}),
         **({"decontaminate": _names(corpus.decontaminate)} if corpus.decontaminate else {}),
         **({"own_steps": _own_steps(corpus.own_steps)} if corpus.own_steps else {}),
         **({"marked_letters": _marked_letters(rules)} if "lost_diacritics" in corpus.damage else {}),
+        **({"phone_rule": _PHONE_RULE} if "phone" in corpus.mask_personal_data else {}),
+        **({"stop_words": words} if (words := _stop_words(corpus, rules)) else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
@@ -193,18 +207,34 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
     }
 
 
+def _settings_of(rule: LanguageRule) -> JsonTable:
+    left_out = {"has_spaces"} if rule.score_names else {"has_spaces", "score_names"}
+    return {key: value for key, value in asdict(rule).items() if key not in left_out}
+
+
 def _least_scores(corpus: Corpus) -> dict[str, list[float | None]]:
     least = {one.name: [one.min_language_score, one.min_document_score] for one in corpus.sources}
     return {name: scores for name, scores in least.items() if scores != [None, None]}
 
 
 def _quality_limits(corpus: Corpus, rules: dict[str, LanguageRule]) -> JsonTable:
-    is_cut = corpus.words == "icu"
-    return {name: limits_of(rule.languages, is_cut).model_dump(mode="json") for name, rule in rules.items()}
+    is_cut, found = corpus.words == "icu", {}
+    for name, rule in rules.items():
+        limits = limits_of(rule.languages, is_cut)
+        # A set has another order in each process, by which a finished corpus would not be current.
+        found[name] = limits.model_dump(mode="json") | {"stop_words": sorted(limits.stop_words)}
+    return found
 
 
 def _marked_letters(rules: dict[str, LanguageRule]) -> JsonTable:
     return {code: marked_letters_of(code) for rule in rules.values() for code in rule.languages}
+
+
+def _stop_words(corpus: Corpus, rules: dict[str, LanguageRule]) -> JsonTable:
+    """Return source → hash of the stop words by which keyword lists without commas are known."""
+    words = {name: " ".join(sorted(stop_words_of(rule.languages))) for name, rule in rules.items()}
+    is_used = "keyword_lists" in corpus.damage
+    return {name: xxhash.xxh3_64_hexdigest(text.encode()) for name, text in words.items() if is_used and text}
 
 
 def _names(files: bool | tuple[str, ...]) -> bool | list[str]:

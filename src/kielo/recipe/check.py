@@ -213,10 +213,11 @@ def _quality(recipe: Recipe) -> Found:
     for source in recipe.corpus.sources:
         if source.kind == "text" and source.clean and not source.tokens:
             try:
-                codes = tuple(map(language_code, languages_of(recipe, source)))
+                names = languages_of(recipe, source)
                 if recipe.corpus.quality == "hplt":
-                    names_for_score(codes)
+                    names_for_score([language(name) for name in names])
                 else:
+                    codes = tuple(map(language_code, names))
                     limits_of(codes, is_cut=recipe.corpus.words == "icu")
             except KieloError as problem:
                 yield (

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kielo.recipe.cards import language
+from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
 
@@ -67,20 +67,21 @@ def marked_letters_of(code: str) -> Share | None:
     return _marked_letters().get(code)
 
 
-def names_for_score(languages: Sequence[str]) -> tuple[str, ...]:
+def names_for_score(cards: Sequence[Language]) -> tuple[str, ...]:
     """Return names such as est_Latn of a text's language in HPLT's scorer. Raise KieloError if none."""
-    if len(languages) > 1:
+    if len(cards) > 1:
+        codes = " and ".join(card.code for card in cards)
         raise KieloError(
-            f'corpus.quality = "hplt": {" and ".join(languages)} have different scores, and a source has '
-            "both. Fix: a source for each language"
+            f'corpus.quality = "hplt": {codes} have different scores, and a source has both. Fix: a source '
+            "for each language"
         )
-    card = language(languages[0])
+    card = cards[0]
     given = (*card.hplt, *card.fineweb2)
     scripts = dict.fromkeys(name.partition("_")[2] for name in given)
     names = (*given, *(f"{code}_{script}" for script in scripts for code in card.iso639_3))
     if not names:
         raise KieloError(
-            f'corpus.quality = "hplt": {languages[0]} has no name in HPLT. Fix: hplt = ["CODE_Script"] in a '
+            f'corpus.quality = "hplt": {card.code} has no name in HPLT. Fix: hplt = ["CODE_Script"] in a '
             "card of your own"
         )
     return tuple(dict.fromkeys(names))
@@ -107,6 +108,12 @@ def limits_of(languages: Sequence[str], is_cut: bool = False) -> QualityLimits:
             'filters count. Fix: corpus.words = "icu"'
         )
     return found
+
+
+def stop_words_of(languages: Sequence[str]) -> frozenset[str]:
+    """Return the commonest words of a single language, lower-cased, or none if they are not known."""
+    limits = known_limits(languages[0]) if len(languages) == 1 else None
+    return frozenset(map(str.lower, limits.stop_words)) if limits else frozenset()
 
 
 @cache
