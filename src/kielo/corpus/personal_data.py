@@ -71,7 +71,7 @@ _STEMS = """
 """
 _WORDS = """
     tel tél tlf tlph telp tālr mob gsm sms fax faks fon puh ring call bel pozovite hp sđt đt fón gọi
-    тел моб τηλ հեռ ტელ მობ טל נייד kom tlm κιν nr
+    тел моб τηλ հեռ ტელ მობ טל נייד kom(?=[.:]) tlm κιν
 """
 _UNSPACED = "電話 电话 手机 手機 携帯 微信 联系 热线 전화 연락처 휴대폰 โทร"
 _OF_PHONES = regex.compile(
