@@ -44,7 +44,9 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
         line_language_threshold=0, document_language_threshold=0,
     )  # fmt: skip
     for number in (1, 4, 16):
-        monkeypatch.setattr(corpus_parts, "part_bytes", lambda total, number=number: total * 1.02 / number)
+        monkeypatch.setattr(
+            corpus_parts, "part_bytes", lambda total, number=number: total * 51 // (50 * number)
+        )
         peaks, folder = BENCHMARK["PeaksOfWorkers"](), tmp_path / f"{number} parts"
         with monkeypatch.context() as kept:
             kept.setattr("kielo.corpus.corpus_stage.remove_tasks", lambda *_, **__: None)

@@ -8,12 +8,10 @@ talks to Ray, because Ray ends the process that talks to it when the head node i
 import json
 import multiprocessing
 import os
-import pickle
 import platform
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,7 +51,7 @@ class RayPool:
     """
 
     def __init__(self, make: Callable[[], Work], packages: Sequence[str]):
-        self._what = pickle.dumps(make), os.getcwd(), json.dumps(installed_versions(tuple(packages)))
+        self._what = make, os.getcwd(), json.dumps(installed_versions(tuple(packages)))
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -191,12 +189,18 @@ def _first_line(problem: Exception) -> str:
 # --- In a process of Ray ---
 
 
-def _work_on(make: bytes, folder: str, versions: str, batch: Any) -> Any:
-    return _made(make, folder, versions)(batch)
+_made: list[Work] = []  # by the first task: a process of Ray is of one pool alone
 
 
-@lru_cache(maxsize=1)
-def _made(make: bytes, folder: str, versions: str) -> Work:
+def _work_on(make: Callable[[], Work], folder: str, versions: str, batch: Any) -> Any:
+    if not _made:
+        _refuse_other_node(folder, versions)
+        os.chdir(folder)  # paths of recipes may be relative
+        _made.append(make())
+    return _made[0](batch)
+
+
+def _refuse_other_node(folder: str, versions: str) -> None:
     node, wanted = platform.node(), json.loads(versions)
     found = installed_versions(tuple(wanted))
     if differing := [name for name in wanted if found.get(name) != wanted[name]]:
@@ -210,5 +214,3 @@ def _made(make: bytes, folder: str, versions: str) -> Work:
             f"{_WHAT}: node {node} has no folder {folder}. Fix: start from a folder of a disk that all nodes "
             "share"
         )
-    os.chdir(folder)  # paths of recipes may be relative
-    return pickle.loads(make)()
