@@ -40,7 +40,7 @@ help:
 	@echo "make soak MINUTES=5      8 min  8 ranks, a random fault each minute, and the end of an undisturbed run"
 	@echo "make test-slurm-short    3 min  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
 	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
-	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
+	@echo "make test-torches       45 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"

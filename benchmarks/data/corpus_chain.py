@@ -45,7 +45,7 @@ def main() -> None:
     )
     parser.add_argument("documents", type=Path)
     parser.add_argument("--language", default="et")
-    parser.add_argument("--megabytes", type=float, default=6)
+    parser.add_argument("--megabytes", type=float, default=15)
     options = parser.parse_args()
     texts = [one["text"] for path in sorted(options.documents.iterdir()) for one in read_documents(path)]
     lines, size = [], 0

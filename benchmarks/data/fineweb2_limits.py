@@ -1,43 +1,39 @@
-"""Writes src/kielo/cards/quality/fineweb2.toml from a checkout of github.com/huggingface/fineweb-2.
+"""Writes src/kielo/cards/quality/fineweb2.json from a checkout of github.com/huggingface/fineweb-2.
 
-    python benchmarks/data/fineweb2_limits.py FOLDER_OF_THE_CHECKOUT
+    git clone https://github.com/huggingface/fineweb-2
+    python benchmarks/data/fineweb2_limits.py fineweb-2 --commit $(git -C fineweb-2 rev-parse HEAD)
 
+Every language with a card and a configuration gets a row. If FineWeb2 has a language in several scripts, the
+row has the limits of the card's script. A language of several scripts gets none, unless NAMES says which.
 English is not in FineWeb2: its row has the stop words of Gopher (Rae et al. 2021, arXiv:2112.11446, appendix
 A.1.1) and the defaults of `QualityLimits`.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from fontTools.unicodedata import script_name
+
+from kielo.artifact.manifest import write_text_atomically
+from kielo.recipe.cards import Language, language, languages
 
 _ROOT = Path(__file__).resolve().parents[2]
-CARD = _ROOT / "src/kielo/cards/quality/fineweb2.toml"
-# Code of a card → FineWeb2's name. Serbo-Croatian has three there, and none for all.
-NAMES = {
-    "af": "afr_Latn", "ar": "arb_Arab", "az": "azj_Latn", "be": "bel_Cyrl", "bg": "bul_Cyrl", "bn":
-    "ben_Beng", "ca": "cat_Latn", "cs": "ces_Latn", "cy": "cym_Latn", "da": "dan_Latn", "de":
-    "deu_Latn", "el": "ell_Grek", "eo": "epo_Latn", "es": "spa_Latn", "et": "ekk_Latn", "eu":
-    "eus_Latn", "fa": "fas_Arab", "fi": "fin_Latn", "fr": "fra_Latn", "ga": "gle_Latn", "gl":
-    "glg_Latn", "gu": "guj_Gujr", "he": "heb_Hebr", "hi": "hin_Deva", "hu": "hun_Latn", "hy":
-    "hye_Armn", "id": "ind_Latn", "is": "isl_Latn", "it": "ita_Latn", "ja": "jpn_Jpan", "ka":
-    "kat_Geor", "kk": "kaz_Cyrl", "kn": "kan_Knda", "ko": "kor_Hang", "ky": "kir_Cyrl", "la":
-    "lat_Latn", "lt": "lit_Latn", "lv": "lvs_Latn", "mk": "mkd_Cyrl", "ml": "mal_Mlym", "mn":
-    "khk_Cyrl", "mr": "mar_Deva", "ms": "zsm_Latn", "mt": "mlt_Latn", "my": "mya_Mymr", "nb":
-    "nob_Latn", "ne": "npi_Deva", "nl": "nld_Latn", "nn": "nno_Latn", "pa": "pan_Guru", "pl":
-    "pol_Latn", "ps": "pbt_Arab", "pt": "por_Latn", "ro": "ron_Latn", "ru": "rus_Cyrl", "si":
-    "sin_Sinh", "sk": "slk_Latn", "sl": "slv_Latn", "so": "som_Latn", "sq": "als_Latn", "sv":
-    "swe_Latn", "sw": "swh_Latn", "ta": "tam_Taml", "te": "tel_Telu", "th": "tha_Thai", "tl":
-    "fil_Latn", "tr": "tur_Latn", "tt": "tat_Cyrl", "uk": "ukr_Cyrl", "ur": "urd_Arab", "uz":
-    "uzn_Latn", "vi": "vie_Latn", "zh": "cmn_Hani",
-}  # fmt: skip
+CARD = _ROOT / "src/kielo/cards/quality/fineweb2.json"
+# Code of a card → FineWeb2's name, if the card does not decide. Its name of Pashto is a group of languages.
+NAMES = {"ps": "pbt_Arab", "uz": "uzn_Latn"}
 ENGLISH = {"name": "eng_Latn", "stop_words": ["the", "be", "to", "of", "and", "that", "have", "with"]}
-_HEAD = """\
-# Limits of the quality filters by language, from the configurations of github.com/huggingface/fineweb-2
-# (Penedo et al. 2025, arXiv:2506.20920; Apache-2.0). Written by benchmarks/data/fineweb2_limits.py.
-"""
+SOURCE = "configurations of github.com/huggingface/fineweb-2 (arXiv:2506.20920), Apache-2.0"
+
+
+def name_of(card: Language) -> str | None:
+    """Return FineWeb2's name of the language in the script of its card."""
+    if len(card.fineweb2) < 2 or card.code in NAMES:
+        return NAMES.get(card.code) or next(iter(card.fineweb2), None)
+    names = [name for name in card.fineweb2 if script_name(name.partition("_")[2]) == card.script]
+    return names[0] if len(names) == 1 else None
 
 
 def limits(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -57,17 +53,23 @@ def limits(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    configurations = Path(sys.argv[1]) / "configs"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--commit", required=True)
+    options = parser.parse_args()
     rows = {"en": ENGLISH}
-    for code, name in NAMES.items():
-        text = (configurations / f"{name}.yml").read_text(encoding="utf-8")
-        rows[code] = limits(name, yaml.safe_load(text))
-    parts = [_HEAD]
-    for code, row in sorted(rows.items()):
-        lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in row.items())
-        parts.append("\n".join([f"[{code}]", *lines]) + "\n")
-    CARD.parent.mkdir(exist_ok=True)
-    CARD.write_text("\n".join(parts), encoding="utf-8")
+    for code in languages():
+        if (name := name_of(language(code))) is not None:
+            text = (options.checkout / "configs" / f"{name}.yml").read_text(encoding="utf-8")
+            rows[code] = limits(name, yaml.safe_load(text))
+    lines = ",\n".join(
+        f'"{code}": {json.dumps(row, ensure_ascii=False)}' for code, row in sorted(rows.items())
+    )
+    head = f'"source": "{SOURCE}",\n"commit": "{options.commit}"'
+    write_text_atomically(CARD, f'{{{head},\n"languages": {{\n{lines}\n}}}}\n')
+    print(len(rows))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     python benchmarks/data/planted_damage.py FOLDER
 
 The help pages of eight languages in three scripts are cleaned without the keys that are measured. Half of the
-documents stay as they are. Each other document gets one class of damage. Then the corpus stage runs with all
+documents stay as they are. Each other document gets one class of damage. Phone numbers are phonenumbers'
+examples of the language's country, written in four ways. Then the corpus stage runs with all
 keys. Damage counts as removed or mended if each line that is left was a line of the text before the damage.
 Writes results/planted_damage.json. Bars: 0.98 of each class, and 0.99 of the clean text.
 """
@@ -21,10 +22,13 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
+import phonenumbers
 import regex
+from phonenumbers import PhoneNumberFormat, PhoneNumberType
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.personal_data import COUNTRIES
 from kielo.recipe.quality_limits import marked_letters_of
 from kielo.recipe.sections import Corpus, Recipe, Source
 
@@ -39,9 +43,12 @@ KEYS: dict[str, Any] = {
 STROKES = str.maketrans("đĐłŁøØıħĦðÐəƏ", "dDlLoOihHdDeE") | {
     ord(letter): bare for letter, bare in zip("ßæœþÞ", ("ss", "ae", "oe", "th", "Th"), strict=True)
 }
-PERSONAL = ("mari.maasikas@example.org", "+37256123456", "DE89 3704 0044 0532 0130 00", "193.40.5.73")
-# Some plain numbers in technical text look like phone numbers.
+PERSONAL = ("mari.maasikas@example.org", "DE89 3704 0044 0532 0130 00", "193.40.5.73")
 CLEAN, MASKS_ASIDE = "clean text kept", "clean text kept, masks of numbers aside"
+WORDS_OF_PHONES = {
+    "et": "telefon", "fi": "puh.", "cs": "tel.", "hu": "telefon:", "tr": "Tel:", "pl": "tel.", "el": "τηλ.",
+    "ru": "тел.",
+}  # fmt: skip
 BOILERPLATE = "Menu | Login | Cookie settings | © 2019 – 2024"
 
 
@@ -75,8 +82,24 @@ def mojibake(text: str, drawn: random.Random) -> str:
     return text.encode().decode("latin-1")
 
 
-def personal(text: str, drawn: random.Random) -> str:
-    return text + "\n" + text.partition("\n")[0] + " " + drawn.choice(PERSONAL) + "."
+def phones(code: str) -> dict[str, str]:
+    """Return number → how it is written: with a country's code, grouped, or plain beside a word."""
+    country = COUNTRIES[code].split()[0]
+    found: dict[str, str] = {}
+    for kind in (PhoneNumberType.MOBILE, PhoneNumberType.FIXED_LINE):
+        number = phonenumbers.example_number_for_type(country, kind)
+        for form in (PhoneNumberFormat.E164, PhoneNumberFormat.INTERNATIONAL, PhoneNumberFormat.NATIONAL):
+            text = phonenumbers.format_number(number, form)
+            found[text] = text
+        plain = "".join(filter(str.isdecimal, text))
+        found[plain] = f"{WORDS_OF_PHONES[code]} {plain}"
+    return found
+
+
+def personal(text: str, code: str) -> str:
+    first = text.partition("\n")[0]
+    written = {one: one for one in PERSONAL} | phones(code)
+    return "\n".join([text, *(f"{first} {one}." for one in written.values())])
 
 
 def boilerplate(text: str, drawn: random.Random) -> str:
@@ -90,9 +113,9 @@ DAMAGE: dict[str, Callable[[str, random.Random], str]] = {
     "keyword lists": keywords,
     "lost diacritics": lambda text, drawn: without_marks(text),
     "mojibake": mojibake,
-    "personal data": personal,
     "boilerplate lines": boilerplate,
 }
+DAMAGE_BY_LANGUAGE: dict[str, Callable[[str, str], str]] = {"personal data": personal}
 
 
 def main() -> None:
@@ -104,7 +127,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=MOST_PAGES)
     options = parser.parse_args()
     rows = {code: measured(code, options.folder, options.pages) for code in options.languages}
-    names = [*DAMAGE, CLEAN, MASKS_ASIDE]
+    names = [*DAMAGE, *DAMAGE_BY_LANGUAGE, CLEAN, MASKS_ASIDE]
     shares = {name: {code: row[name] for code, row in rows.items() if name in row} for name in names}
     found = {
         "date": date.today().isoformat(),
@@ -127,16 +150,16 @@ def measured(code: str, folder: Path, num_pages: int) -> dict[str, Any]:
         with file.open("w", encoding="utf-8") as out:
             for number, text in enumerate(texts):
                 kind = CLEAN if number % 2 else kinds[number // 2 % len(kinds)]
-                damaged = text if number % 2 else DAMAGE[kind](text, drawn)
-                planted[f"{number}"] = (kind, text, damaged)
+                damaged = text if number % 2 else damage(kind, text, code, drawn)
+                planted[f"{number}"] = (kind, text)
                 out.write(json.dumps({"id": f"{number}", "text": damaged}, ensure_ascii=False) + "\n")
         # Lines recur within a help page's siblings, and are no damage here but for the planted line.
         left = dict(cleaned(code, file, Path(place) / "left", KEYS))
     counts: dict[str, Counter[bool]] = defaultdict(Counter)
     once = [number for number, text in left.items() if BOILERPLATE in text][:1]
-    for number, (kind, text, damaged) in planted.items():
+    for number, (kind, text) in planted.items():
         now = left.get(number)
-        counts[kind][is_right(kind, text, damaged, now) or number in once] += 1
+        counts[kind][is_right(kind, text, code, now) or number in once] += 1
         if kind == CLEAN:
             lines = text.split("\n")
             now_lines = (now or "").split("\n")
@@ -152,14 +175,20 @@ def measured(code: str, folder: Path, num_pages: int) -> dict[str, Any]:
 def applicable(code: str) -> list[str]:
     """Return the classes that a language can have. Few letters of Russian have marks."""
     is_marked = marked_letters_of(code) is not None
-    return [kind for kind in DAMAGE if is_marked or kind != "lost diacritics"]
+    kinds = [*DAMAGE, *DAMAGE_BY_LANGUAGE]
+    return [kind for kind in kinds if is_marked or kind != "lost diacritics"]
 
 
-def is_right(kind: str, text: str, damaged: str, now: str | None) -> bool:
+def damage(kind: str, text: str, code: str, drawn: random.Random) -> str:
+    by_language = DAMAGE_BY_LANGUAGE.get(kind)
+    return by_language(text, code) if by_language else DAMAGE[kind](text, drawn)
+
+
+def is_right(kind: str, text: str, code: str, now: str | None) -> bool:
     if kind == CLEAN:
         return now == text
     if kind in ("personal data", "boilerplate lines"):
-        planted = PERSONAL if kind == "personal data" else (BOILERPLATE,)
+        planted = (*PERSONAL, *phones(code)) if kind == "personal data" else (BOILERPLATE,)
         return now is None or not any(one in now for one in planted)
     # Lines with other digits are the work of the masks, which the clean text measures.
     return now is None or set(now.split("\n")) <= set(text.split("\n"))

@@ -1,7 +1,9 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Seven parts, three at a time, for two cores, the longest first. Cases with limits of seconds are in the first
-part. All other parts only compute, and give way to it (`nice`). Each prints its twelve slowest cases.
+Eight parts, three at a time, for two cores, the longest first. Cases with limits of seconds are in the part
+of faults, which often waits. All other parts only compute, and give way to it (`nice`). Each prints its
+twelve slowest cases. For a measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0:
+else each session has the same share, whatever its `nice`.
 """
 
 import json
@@ -30,11 +32,12 @@ _FULL = {
     "pages": ["tests/docs"],
     "training": ["tests/train", "tests/parallel"],
 }
-_USUAL = "usual and faults"
+_FAULTS = "faults"
 # Name of the part → arguments of pytest. The longest come first, so that all processes end at the same time.
 PARTS = {
-    _USUAL: ["-m", "not full"],
+    _FAULTS: ["-m", "not full", "tests/faults"],
     **{name: ["-m", "full", *paths] for name, paths in _FULL.items()},
+    "usual": ["-m", "not full", "--ignore=tests/faults"],
     "others": ["-m", "full", *(f"--ignore={path}" for paths in _FULL.values() for path in paths)],
 }
 PARTS["layouts"].append(f"--ignore={_FAMILIES}")
@@ -62,7 +65,7 @@ def _run(part: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
         arguments = [*PARTS[part], "--tb=short", "--durations=12", f"--junit-xml={report}"]
-        priority = [] if part == _USUAL else ["nice", "-n", "5"]
+        priority = [] if part == _FAULTS else ["nice", "-n", "5"]
         status = subprocess.run(
             [*priority, sys.executable, "-m", "pytest", *arguments],
             cwd=_ROOT,

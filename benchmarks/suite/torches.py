@@ -4,6 +4,10 @@ A version other than the installed one is a folder made by `pip install --target
 The versions run side by side, as many at once as there are cores. Each has its entry in
 results/test_torches.json, written when it ends: version, counts, failures and seconds. A version whose entry
 is replaced leaves the others as they are.
+
+The tests without a mark come first, then the full cases of compiled layers, because what a compiler keeps
+depends on torch. `--compiled NAMES` runs only the latter, of cases that pytest's `-k NAMES` selects: an hour
+in parts of minutes. Each part has its own counts in the entry.
 """
 
 import argparse
@@ -24,6 +28,9 @@ from junit import outcome
 _ROOT = Path(__file__).resolve().parents[2]
 _RESULT = Path(__file__).parents[1] / "results" / "test_torches.json"
 TESTS = ("tests/ranks", "tests/parallel", "tests/train", "tests/checkpoint")
+_FIX = "Fix: rm -r .torch && make test-torches"
+COMPILED_LAYERS = "tests/parallel/test_layer_bytes.py"
+ALL = "all"
 
 
 def main() -> None:
@@ -32,35 +39,48 @@ def main() -> None:
     versions = [_versions(environment) for environment in environments]  # before the first test runs
     is_green = True
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [pool.submit(run_tests, each, options.tests) for each in environments]
+        runs = [pool.submit(run_parts, each, options) for each in environments]
         try:
             for run in as_completed(runs):
-                entry = {"date": date.today().isoformat(), **versions[runs.index(run)], **run.result()}
+                entry = {**versions[runs.index(run)], **run.result()}
                 _write(entry)
                 print(json.dumps(entry), flush=True)
-                if not entry.get("passed"):
-                    print(
-                        f"no test ran with torch {entry['torch']}. Fix: rm -r .torch && make test-torches",
-                        flush=True,
-                    )
-                is_green = is_green and entry["status"] == 0 and entry.get("passed", 0) > 0
+                parts = [entry] * ("status" in entry) + [*entry["compiled_layers"].values()]
+                if not all(part.get("passed") for part in parts):
+                    print(f"no test ran with torch {entry['torch']}. {_FIX}", flush=True)
+                is_green = is_green and all(
+                    part["status"] == 0 and part.get("passed", 0) > 0 for part in parts
+                )
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
     sys.exit(0 if is_green else 1)
 
 
-def run_tests(environment: dict[str, str], tests: list[str]) -> dict[str, Any]:
-    """Runs the tests; returns their part of the entry (no counts if pytest broke off)."""
+def run_parts(environment: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """Runs the tests, and the full cases of compiled layers; returns their parts of the entry."""
+    name, only = options.compiled or ALL, [] if options.compiled in (None, ALL) else ["-k", options.compiled]
+    entry = {}
+    if options.compiled is None:
+        tests = run_tests(environment, options.tests, ["-m", "not full and not faults"])
+        entry = {"tests": options.tests, **tests}
+    return entry | {
+        "compiled_layers": {name: run_tests(environment, [COMPILED_LAYERS], ["-m", "full", *only])}
+    }
+
+
+def run_tests(environment: dict[str, str], tests: list[str], selection: list[str]) -> dict[str, Any]:
+    """Runs the tests; returns date, status, counts (unless pytest broke off) and seconds."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
-        arguments = ["-m", "not full and not faults", "--tb=short", f"--junit-xml={report}"]
+        arguments = [*selection, "--tb=short", f"--junit-xml={report}"]
         status = subprocess.run(
             [sys.executable, "-m", "pytest", *tests, *arguments], cwd=_ROOT, env=environment
         ).returncode
         counts = outcome(report) if report.exists() else {}
-    return {"tests": tests, "status": status, **counts, "seconds": round(time.monotonic() - begun)}
+    today, seconds = date.today().isoformat(), round(time.monotonic() - begun)
+    return {"date": today, "status": status, **counts, "seconds": seconds}
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -84,16 +104,22 @@ def _versions(environment: dict[str, str]) -> dict[str, str]:
     found = subprocess.run([sys.executable, "-c", which], env=environment, text=True, stdout=subprocess.PIPE)
     if found.returncode:
         folder = environment["PYTHONPATH"].split(os.pathsep)[0]
-        sys.exit(
-            f"{folder} has no torch and torchao that can be imported. Fix: rm -r .torch && make test-torches"
-        )
+        sys.exit(f"{folder} has no torch and torchao that can be imported. {_FIX}")
     return dict(zip(("torch", "torchao"), found.stdout.split()[-2:], strict=True))
 
 
 def _write(entry: dict[str, Any]) -> None:
-    """Puts the entry in the place of its version in the result, which is read anew each time."""
+    """Puts the entry in the place of its version in the result, which is read anew each time.
+
+    A part of the compiled layers joins other parts. All of them replace the parts.
+    """
     found = json.loads(_RESULT.read_text(encoding="utf-8")) if _RESULT.exists() else {}
-    found[".".join(entry["torch"].split(".")[:2])] = entry
+    before = found.get(version := ".".join(entry["torch"].split(".")[:2]), {})
+    parts = entry["compiled_layers"]
+    if ALL not in parts:
+        parts = {name: of for name, of in before.get("compiled_layers", {}).items() if name != ALL} | parts
+    kept = {} if "status" in entry else before
+    found[version] = kept | entry | {"compiled_layers": parts}
     _RESULT.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
 
 
@@ -103,6 +129,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("folders", nargs="*", help='folders with a torch; "": the installed one (default)')
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
+    parser.add_argument(
+        "--compiled", metavar="NAMES", help=f'only compiled layers of these names, "{ALL}" for all of them'
+    )
     return parser.parse_args()
 
 

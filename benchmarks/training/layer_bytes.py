@@ -121,14 +121,17 @@ def compiled_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
     kinds = layer_types(model)
     few = 1 + max(map(kinds.index, set(kinds[:_MANY])))
     numbers = few, few + _MANY - _FEW
+    torch._dynamo.reset()  # once: layers of both models share their code
     with fake_world(0, layout.tensor, has_pipeline=False) as world:
         mesh = build_mesh(world, layout.model_copy(update={"shard": 1}))
         for layers in numbers:
-            torch._dynamo.reset()
-            compiled = build_model(model.model_copy(update={"num_hidden_layers": layers})).to(torch.bfloat16)
+            with torch.device("meta"):
+                some = model.model_copy(update={"num_hidden_layers": layers})
+                compiled = build_model(some).to(torch.bfloat16)
             apply_projection(compiled)
             apply_tensor_parallel(compiled, mesh, layout)
             apply_recompute(compiled, layout)
+            materialise(compiled, world.device, None)
             apply_compile(compiled)
             weights = {local(weight).untyped_storage()._cdata for weight in compiled.parameters()}
             saved: dict[int, Tensor] = {}

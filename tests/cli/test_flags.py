@@ -85,19 +85,19 @@ TYPED: list[tuple[str, dict]] = [
     ("plan resolve r --layout a --ranks 5", R | MACHINE | {"layout": "a", "ranks": 5}),
     ("rehearse", {
         "recipe": None, "sets": [], "params": None, "cluster": None, "nodes": None, "ranks": None,
-        "rank": None, "stage": None, "all_stages": False, "json": False,
+        "rank": None, "stage": None, "all_stages": False, "evaluation": False, "json": False,
     }),
     ("rehearse r --params a --cluster b --nodes 2 --ranks 3 --rank 4 --json", {
         "recipe": "r", "sets": [], "params": "a", "cluster": "b", "nodes": 2, "ranks": 3, "rank": 4,
-        "stage": None, "all_stages": False, "json": True,
+        "stage": None, "all_stages": False, "evaluation": False, "json": True,
     }),
-    ("rehearse --all-stages", {
+    ("rehearse --all-stages --evaluation", {
         "recipe": None, "sets": [], "params": None, "cluster": None, "nodes": None, "ranks": None,
-        "rank": None, "stage": None, "all_stages": True, "json": False,
+        "rank": None, "stage": None, "all_stages": True, "evaluation": True, "json": False,
     }),
     ("rehearse --stage 6", {
         "recipe": None, "sets": [], "params": None, "cluster": None, "nodes": None, "ranks": None,
-        "rank": None, "stage": 6, "all_stages": False, "json": False,
+        "rank": None, "stage": 6, "all_stages": False, "evaluation": False, "json": False,
     }),
     ("preflight r", R | {"ranks": None, "json": False}),
     ("preflight r --ranks 3 --json", R | {"ranks": 3, "json": True}),

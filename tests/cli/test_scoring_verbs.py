@@ -151,7 +151,7 @@ def test_json_of_ranks_is_alone_on_stdout(scored, recipe, capsys, monkeypatch) -
         print("task b: 9 questions")
         return has(bits_per_byte=1.5)
 
-    monkeypatch.setattr("kielo.cli.evaluate.resolve_here", lambda *_: (None, ""))
+    monkeypatch.setattr("kielo.cli.evaluate.placed_here", lambda *_: None)
     monkeypatch.setattr("kielo.evaluate.score_on_ranks.make_scores_on_ranks", make)
     assert main(["evaluate", str(recipe), "--ranks", "1", "--json"]) == 0
     told = capsys.readouterr()
@@ -164,7 +164,7 @@ def test_a_rank_without_a_known_reason_tells_its_error(recipe, tmp_path, monkeyp
     def make(*_: Any) -> None:
         raise OSError("cannot be read")
 
-    monkeypatch.setattr("kielo.cli.evaluate.resolve_here", lambda *_: (None, ""))
+    monkeypatch.setattr("kielo.cli.evaluate.placed_here", lambda *_: None)
     monkeypatch.setattr("kielo.evaluate.score_on_ranks.make_scores_on_ranks", make)
     monkeypatch.setenv(REFUSAL_FILE, str(tmp_path / "refusal"))
     assert main(["evaluate", str(recipe), "--ranks", "1"]) == 1

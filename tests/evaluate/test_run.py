@@ -21,10 +21,12 @@ from kielo.evaluate.score import evaluate_hugging_face
 from kielo.evaluate.texts import evenly, heldout_documents, training_texts, training_token_counts
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama
+from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import resolve
+from kielo.resolve.resolve import resolve, resolve_to_score
 from kielo.resolve.resolved import write
+from kielo.resolve.software import planned
 from kielo.stages.results import evaluate
 from kielo.tokenizer.train import train_tokenizer
 from tests.written_documents import write_documents
@@ -103,6 +105,18 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
         read_manifest(run_folder / "evaluate").written_at,
         (run_folder / "evaluate").stat().st_ino,
     )
+
+
+def test_more_ranks_score_than_share_a_training_step(run_folder: Path) -> None:
+    """A step has four sequences. What the layout itself cannot do is refused nevertheless."""
+    with pytest.raises(KieloError, match="each of 8 data-parallel ranks takes one or more whole sequences"):
+        resolve(RECIPE, run_folder, 8, "cpu")
+    software = planned(cluster(RECIPE.cluster))
+    layout = resolve_to_score(RECIPE, run_folder, 8, "cpu", None, software).placement.layout
+    assert (layout.shard, layout.tensor) == (8, 1)
+    odd = RECIPE.model_copy(update={"layout": RECIPE.layout.model_copy(update={"tensor": 3})})
+    with pytest.raises(KieloError, match="layout"):
+        resolve_to_score(odd, run_folder, 8, "cpu", None, software)
 
 
 def heldout_texts(run_folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Evaluate
 from kielo.resolve.resolved import Resolved, placed_as_trained, read
-from kielo.stages.attempt import resolve_here
+from kielo.stages.attempt import placed_here
 from kielo.tokenizer.load import encode, load_tokenizer
 from tests.cli.test_run import write_recipe
 from tests.evaluate.harness_data import belebele, write_cached, write_group_folder
@@ -182,7 +182,7 @@ def test_answers_do_not_depend_on_the_layout(
     """The harness on the sharded checkpoint: the answers of the export and of transformers alone."""
     recipe = read_recipe(run, [f"layout.{axis}={size}" for axis, size in sizes.items()]).recipe
     ranks = prod(sizes.values())
-    placed = placed_as_trained(resolve_here(recipe, ranks)[0], run)
+    placed = placed_as_trained(placed_here(recipe, ranks), run)
     assert all(getattr(placed.placement.layout, axis) == size for axis, size in sizes.items())
     run_ranks(ask_on_a_rank, ranks, run, placed, brought, tmp_path, timeout_seconds=300)
     assert_same_answers(tmp_path, theirs, plain)

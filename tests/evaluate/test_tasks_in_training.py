@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,14 @@ from kielo.evaluate.tasks import score_task
 from kielo.evaluate.tasks_harness import Harness
 from kielo.evaluate.tasks_in_training import TaskInTraining, TasksInTraining, sign_or_stop
 from kielo.models.families import complete
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Evaluate, Model
+from kielo.resolve.resolved import Resolved
+from kielo.train import run as train_run
+from kielo.train.laid_out_model import LaidOutModel
 from kielo.train.run import train
+from kielo.train.signals import Triggers
 from kielo.train.state import State
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
 from tests.evaluate.test_own_tasks import write_own
@@ -114,6 +120,55 @@ def test_scores_are_those_of_the_checkpoint_and_losses_stay(sizes: dict[str, int
         row.loss for row in of_kind(others, TrainingStep)
     ]
     assert state_of(folder / "run", checkpoint.name) == state_of(folder / "plain", checkpoint.name)
+
+
+def trained_with_a_stop(resolved: Resolved, settings: Evaluate, stops_at: int, by: str) -> list[Any]:
+    """Ask for a stop after a batch of questions. Return the outcome and the rows of the log."""
+    own, run, calls = LaidOutModel.logits, Path(resolved.placement.train_folder).parent, []
+
+    def logits(laid: LaidOutModel, *tokens: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == stops_at and by == "file":
+            (run / "triggers").mkdir(exist_ok=True)
+            (run / "triggers" / "stop").touch()
+        elif len(calls) == stops_at and find_rendezvous().rank == resolved.placement.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return own(laid, *tokens)
+
+    tasks = TasksInTraining(settings, resolved)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LaidOutModel, "logits", logits)
+        patch.setattr(train_run, "Triggers", partial(Triggers, look_seconds=0.0))
+        first = train(resolved, ready=tasks.ready, periodic=tasks.periodic())
+    (run / "triggers" / "stop").unlink(missing_ok=True)
+    return [first.outcome, read_metrics(Path(resolved.placement.train_folder) / METRICS_NAME)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("sizes", "by"), [({}, "file"), ({"shard": 2}, "file"), ({"pipeline": 2}, "signal")])
+def test_a_stop_ends_a_task_and_the_next_attempt_asks_it_again(
+    sizes: dict[str, int], by: str, folder: Path
+) -> None:
+    """By a file, and by a signal to the last rank alone: the same scores and state as without a stop."""
+    pytest.importorskip("lm_eval")
+    settings = own_settings(folder, "bits")
+    resolved = of_layout(folder, sizes, heldout_every_steps=2)
+    ranks = resolved.placement.world_size
+    (found, *_) = run_ranks(trained_with_a_stop, ranks, resolved, settings, 1, by, timeout_seconds=300)
+    outcome, between = found
+    assert outcome == "requeue"
+    (stopped,) = of_kind(between, TaskScores)
+    assert (stopped.step, stopped.task_scores, stopped.unscored) == (2, [], "the run was asked to stop")
+    assert max(row.step for row in of_kind(between, TrainingStep)) == 2
+    (rows, *_) = run_ranks(trained, ranks, resolved, settings, timeout_seconds=300)
+    own = {"train_folder": str(folder / "plain" / "train")}
+    plain = resolved.model_copy(update={"placement": resolved.placement.model_copy(update=own)})
+    (whole, *_) = run_ranks(trained, ranks, plain, settings, timeout_seconds=300)
+    scored = [(row.step, row.task_scores) for row in of_kind(rows, TaskScores) if not row.unscored]
+    assert scored == [(row.step, row.task_scores) for row in of_kind(whole, TaskScores)]
+    assert [step for step, _ in scored] == [2, 4]
+    last = "step_00000004"
+    assert state_of(folder / "run", last) == state_of(folder / "plain", last)
 
 
 def state_of(run: Path, checkpoint: str) -> dict[str, bytes]:

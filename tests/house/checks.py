@@ -227,6 +227,7 @@ def _is_of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
+@cache
 def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
     """Finds for each attribute that some file reads (`x.y.sequence_length`) the names that it is read of.
 

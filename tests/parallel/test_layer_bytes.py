@@ -1,15 +1,19 @@
 """Bytes that a layer keeps for its backward: Megatron's formula, and the planner's count."""
 
 import json
+from typing import get_args
 
 import pytest
 import torch
 from layer_bytes import RESULTS, compiled_bytes, formula_bytes, kept_bytes, model_of, table
+from torch.nn.attention import flex_attention
 
 from kielo.models.blocks import alibi
+from kielo.models.blocks.attention import MaskMaker
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.projection import TensorAxis, split_rows
-from kielo.recipe.sections import Layout
+from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.sections import Layout, Recompute
 from kielo.resolve.activation_bytes import layer_bytes
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.verify.rank_watch import RankWatch
@@ -65,14 +69,15 @@ def test_a_layer_keeps_what_the_formula_says(name, tensor, recompute):
 
 
 PLAIN, JOINED = "none", "norms+activations"
-POLICIES = (
-    PLAIN, "norms", "activations", JOINED, "attention", "attention+norms+activations", "operators", "full",
-)  # fmt: skip
+POLICIES = get_args(Recompute)
+_AGAIN = tuple(name for name in POLICIES if name.startswith(("attention", "operators", "full")))
 _GATED, _PLAIN = MODELS["llama"], MODELS["gpt"]
 COMPILED = {
     "llama": _GATED,
+    "qwen2": _GATED | {"model_type": "qwen2"},
     "qwen3": _GATED | {"model_type": "qwen3"},
     "olmo2": _GATED | {"model_type": "olmo2"},
+    "gemma2": _GATED | {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"},
     "gemma3": _GATED | {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh"},
     "gpt2": _PLAIN,
     "opt": _PLAIN | {"model_type": "opt", "hidden_act": "relu"},
@@ -99,17 +104,24 @@ COMPILED = {
 }
 
 
-def cases_of_compiled_layers():
-    for name in COMPILED:
-        for recompute in POLICIES:
-            # On a processor ALiBi's biases are tensors, which compiled layers keep unless attention is
-            # recomputed. On a GPU FlexAttention has none.
-            if name != "bloom" or recompute.startswith(("attention", "operators", "full")):
-                yield name, recompute
+# The layers of another kind: only windows differ, and they are in masks, which all layers share.
+SAME_LAYERS = {"mistral": "llama", "olmo3": "olmo2"}
+# On a processor ALiBi's biases, and scores before their cap, are tensors, which compiled layers keep. On a
+# GPU they are inside FlexAttention.
+IN_FLEX = {"bloom": MODELS["bloom"], "gemma2, capped": COMPILED["gemma2"] | {"attn_logit_softcapping": 50.0}}
+
+
+def test_every_family_is_compared():
+    kinds = {shape["model_type"] for shape in COMPILED.values()}
+    assert kinds | set(SAME_LAYERS) == set(FAMILIES) and kinds.isdisjoint(SAME_LAYERS)
+    assert all(FAMILIES[kind] == FAMILIES[like] for kind, like in SAME_LAYERS.items())
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "recompute"), list(cases_of_compiled_layers()))
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [(name, how) for name in COMPILED for how in (_AGAIN if name == "bloom" else POLICIES)],
+)
 def test_a_compiled_layer_keeps_what_is_planned(monkeypatch, name, recompute):
     """Within 2 %: the fp32 numbers of rows, which the count leaves out, are 0.3 to 1 % at these sizes."""
     monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager_decomp_partition")  # Inductor's choice, no machine code
@@ -117,6 +129,18 @@ def test_a_compiled_layer_keeps_what_is_planned(monkeypatch, name, recompute):
     measured = compiled_bytes(model, LENGTH, layout)
     planned, _ = layer_bytes(model, layout, bytes_per_element=2, is_compiled=True)
     assert planned * LENGTH == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "recompute"), [(name, how) for name in IN_FLEX for how in POLICIES])
+def test_a_compiled_layer_of_a_gpu_keeps_flexattentions_output(monkeypatch, name, recompute):
+    """FlexAttention goes forward on a processor too, and its backward is traced there (2 %)."""
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager_decomp_partition")
+    monkeypatch.setattr(MaskMaker, "makes_blocks", lambda *_: True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # refuses a backward
+    model, layout = model_of(IN_FLEX[name], LENGTH), Layout(recompute=recompute, compile=True)
+    planned, _ = layer_bytes(model, layout, bytes_per_element=2, is_compiled=True)
+    assert planned * LENGTH == pytest.approx(compiled_bytes(model, LENGTH, layout), rel=0.02)
 
 
 @pytest.mark.parametrize(

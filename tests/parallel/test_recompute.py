@@ -6,13 +6,18 @@ from collections import Counter
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kielo.models.blocks.attention import MaskMaker
 from kielo.models.blocks.decoder import init_weights
+from kielo.models.families import build_model, complete
 from kielo.models.llama.model import Llama
 from kielo.parallel.recompute import apply_recompute
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Layout, Model
 from tests.parallel.test_layouts import batch, config, loss_of
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -87,6 +92,33 @@ def test_a_misspelt_combination_is_refused_with_those_that_work():
 def test_an_operator_that_torch_does_not_have_is_named():
     with pytest.raises(KieloError, match="no 'matmull'.*Fix: mm"):
         gradients_and_calls(recompute="operators", recompute_saved_operators=("matmull",))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("policy", "again"), [("none", 0), ("operators", 0), ("full", 1)])
+def test_flexattention_is_computed_again_only_if_a_policy_says_so(monkeypatch, policy, again):
+    """In the graphs of a compiled layer, as a GPU has them. A processor refuses only to run the backward."""
+    monkeypatch.setattr(MaskMaker, "makes_blocks", lambda *_: True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append([node.target for node in graph.graph.nodes])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=note, bw_compiler=note, partition_fn=min_cut_rematerialization_partition
+    )
+    shape = {"model_type": "bloom", "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    model = build_model(complete(Model(hidden_size=32, intermediate_size=128, **shape), 128))
+    apply_recompute(model, Layout(recompute=policy, compile=True))
+    layer = model.layers["0"]
+    layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+        model(torch.zeros(1, 128, dtype=torch.int64))
+    calls = [targets.count(torch.ops.higher_order.flex_attention) for targets in graphs]
+    assert calls == [1, again]
+    assert graphs[1].count(torch.ops.higher_order.flex_attention_backward) == 1
 
 
 class Fp8Product(torch.autograd.Function):

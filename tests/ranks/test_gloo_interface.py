@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kielo.ranks import rendezvous
-from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface
+from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface, gloo_interface
 from kielo.ranks.world import start_world
 from tests.started_ranks import run_ranks
 
@@ -74,6 +74,18 @@ def test_what_works_is_left_alone(names, monkeypatch, capsys) -> None:
     monkeypatch.setenv(VARIABLE, "ib0")
     choose_gloo_interface(replace(OF_TWO, host=next(iter(interfaces()), "127.0.0.1")))
     assert os.environ[VARIABLE] == "ib0" and capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not interfaces(), reason="no interface with an address, or no program `ip`")
+def test_the_interface_that_gloo_takes_is_known(names, monkeypatch) -> None:
+    """The variable's, else the one of the address that the node's own name has."""
+    address, interface = next(iter(interfaces().items()))
+    monkeypatch.setattr(rendezvous.socket, "gethostbyname", {"node": address}.__getitem__)
+    assert gloo_interface() == interface
+    monkeypatch.setattr(rendezvous.socket, "gethostbyname", {"node": "10.255.0.1"}.__getitem__)
+    assert gloo_interface() == ""  # no interface here has it
+    monkeypatch.setenv(VARIABLE, "ib0")
+    assert gloo_interface() == "ib0"
 
 
 NODES = {"a": "10.9.0.1", "b": "10.9.0.2"}

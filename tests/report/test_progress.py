@@ -165,6 +165,31 @@ def test_tasks_in_training_are_curves_of_their_own() -> None:
     assert [curve.name for curve in task_curves(once)] == ["belebele"]
 
 
+def test_scores_of_other_settings_are_other_curves(without_figures) -> None:
+    """With the base model's line for its own settings. Names and cells tell what differs, not more."""
+    (few,) = task(0.9)
+    more = [
+        few.model_copy(update={"shots": 5, "value": 0.7}), few.model_copy(update={"questions": 100}),
+        few.model_copy(update={"shots": 5, "seed": 9}), few.model_copy(update={"chat": True}),
+    ]  # fmt: skip
+    history = [*HISTORY, *(row(step, 1.4, 1.2, tasks=more) for step in (300, 400))]
+    found = {curve.name: curve for curve in task_curves(replace(CONTINUED, history=history))}
+    assert list(found) == [
+        "belebele, 0 shots, 900 questions, seed 1234, no chat template",
+        "belebele, 5 shots, 900 questions, seed 1234, no chat template",
+        "belebele, 0 shots, 100 questions, seed 1234, no chat template",
+        "belebele, 5 shots, 900 questions, seed 9, no chat template",
+        "belebele, 0 shots, 900 questions, seed 1234, chat template",
+    ]
+    first, five, *_ = found.values()
+    assert (first.values, first.base, five.values, five.base) == ([0.45, 0.4], 0.5, [0.7, 0.7], None)
+    two = [row(400, 1.4, 1.2, tasks=[few]), row(400, 1.4, 1.2, tasks=more[:1])]
+    runs = [replace(CONTINUED, history=[HISTORY[0], one]) for one in two]
+    assert progress_rows(runs)[-2:] == [
+        ("belebele, acc, 0 shots", "0.900 ± 0.039", "–"), ("belebele, acc, 5 shots", "–", "0.700 ± 0.039"),
+    ]  # fmt: skip
+
+
 def test_metrics_of_a_task_have_names_of_their_own_and_room() -> None:
     """A legend of long names has fewer columns: else matplotlib warns that no room is left for the curves."""
     long = "global_piqa_nonparallel_cloze_ekk_latn"

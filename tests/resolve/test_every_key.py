@@ -111,7 +111,7 @@ READ_BY_EVERY_RUN = {
         "corpus.document_language_threshold", "corpus.max_foreign_character_share",
         "corpus.min_line_characters", "corpus.min_document_characters", "corpus.deduplicate_lines",
         "corpus.deduplicate_documents", "corpus.max_document_bytes", "corpus.max_bad_share",
-        "corpus.words", "corpus.workers", "corpus.quality", "corpus.repair_encoding",
+        "corpus.words", "corpus.workers", "corpus.engine", "corpus.quality", "corpus.repair_encoding",
         "corpus.mask_personal_data", "corpus.near_copies", "corpus.damage", "corpus.decontaminate",
         "corpus.own_steps",
     ),

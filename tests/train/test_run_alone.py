@@ -205,6 +205,7 @@ def test_the_parts_of_a_run(
 ) -> None:
     """On one rank: it writes the metrics, TensorBoard's where that is asked for, and looks at resources."""
     built: dict[str, Any] = {}
+    asked_steps: list[int] = []
 
     def noting(name: str) -> None:
         made = getattr(build, name)
@@ -233,11 +234,8 @@ def test_the_parts_of_a_run(
         lap = run.meter.lap(128)
         assert lap["tflops_per_second"] == lap["mfu"] == pytest.approx(lap["tokens_per_second"] * 1000 / 1e12)
         run.spike_watch.spikes.look(1, torch.tensor(2.0), torch.tensor(1.0))
-        ((what, of, is_stopping),) = run.current.periodic
-        assert (what, of, is_stopping()) == ("statistics of", run.current.model, False)
-        run.stop.wanted = True
-        assert is_stopping()
-        run.stop.wanted = False
+        (made,) = run.current.periodic
+        assert (made.of, made.stop, asked_steps[0]) == (run.current.model, run.stop, 0)
         assert not gc.isenabled()  # it has its time between steps
         assert not (tmp_path / "train" / "outcome.json").exists() and (tmp_path / "resolved.toml").exists()
         (begun,) = read_attempts(tmp_path / "train")
@@ -260,7 +258,11 @@ def test_the_parts_of_a_run(
                 heldout_every_steps=9, pipeline_schedule="zbv",
             ),
             profile_steps=2,
-            periodic=(lambda parts, mesh, is_stopping: ("statistics of", parts.model, is_stopping),),
+            periodic=(
+                lambda parts, mesh, stop: SimpleNamespace(
+                    of=parts.model, stop=stop, is_owed=lambda step: bool(asked_steps.append(step))
+                ),
+            ),
         )  # fmt: skip
     sinks = [type(sink).__name__ for sink in built["Log"][0][2]]
     assert sinks == ["Terminal", "MetricsFile", *["TensorBoard"] * has_board] and built["Log"][0][1] == 20

@@ -22,7 +22,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """What the other ranks want, [stop, save], which the all-reduce adds."""
     wanted = [[0.0, 0.0]]
-    add = SimpleNamespace(all_reduce=lambda numbers: numbers.add_(torch.tensor(wanted[0])))
+    add = SimpleNamespace(all_reduce=lambda of: of.add_(torch.tensor(wanted[0][: len(of)])))
     monkeypatch.setattr(stop_module, "dist", add)
     return wanted
 
@@ -89,6 +89,25 @@ def test_files_ask_for_a_stop_or_a_save(said: list[str]) -> None:
         (True, False),
     ]
     assert said == ["2\nkielo: triggers/stop: finishing the step and saving\n"]
+
+
+@pytest.mark.parametrize("by", ["a file of this rank", "another rank"])
+def test_long_work_between_steps_settles_a_stop(
+    by: str, others: list[list[float]], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, also on a GPU, on each rank. A save that is asked for meanwhile is agreed after the step."""
+    monkeypatch.setattr(stop_module, "DelayedReader", OneStepLate)
+    is_own = by == "a file of this rank"
+    looks = iter([(False, True), (is_own, False)] + 3 * [(False, False)])
+    stop = Stop(triggers=SimpleNamespace(look=lambda: next(looks)))
+    stop.use(torch.device("cpu"))
+    assert not stop.settle() and not stop.wanted
+    others[0] = [0.0 if is_own else 1.0, 0.0]
+    assert stop.settle() and stop.wanted and stop.is_settled
+    others[0] = [0.0, 0.0]
+    assert stop.agreed(1) and not stop.is_save_agreed
+    assert stop.agreed(2) and stop.is_save_agreed
+    assert stop.agreed(3) and not stop.is_save_agreed
 
 
 def test_a_signal_asks_for_a_stop_and_a_second_press_ends_at_once(

@@ -172,7 +172,7 @@ def test_both_sides_of_large_models_fit_their_devices(
     states = 16 * resolved.placement.parameters / ranks
     assert all(states < needed <= usable_bytes(accelerator(card)) for needed in found.values())
     refuse_too_large_parity(resolved, options)
-    scoring = bytes_of_scoring(resolved, resolved.placement.layout, "fp32")
+    scoring = bytes_of_scoring(resolved, resolved.placement.layout, "fp32", False)
     assert 4 * resolved.placement.parameters / ranks < scoring < min(found.values())
     too_long = replace(options, sequence_length=2**17)
     with pytest.raises(KieloError, match=r"needs .* GB on each of .* usable\. Fix: --sequence-length 65536"):

@@ -87,17 +87,18 @@ def test_the_network_of_the_card(tmp_path, monkeypatch) -> None:
     jobs = SimpleNamespace(network_log="Libfabric|cxi")
     log = tmp_path / "log"
     on = job(cluster=SimpleNamespace(jobs=jobs, name="site"), nccl_log=log)
-    assert hosts.measure_network(on) == {"networks": [], "is_expected": False}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "hsn0")
+    assert hosts.measure_network(on) == {"networks": [], "is_expected": False, "gloo": "hsn0"}
     log.write_text("NCCL INFO Using network Socket\n", encoding="utf-8")
     slow = hosts.measure_network(on)
-    assert slow == {"networks": ["Socket"], "is_expected": False}
+    assert slow == {"networks": ["Socket"], "is_expected": False, "gloo": "hsn0"}
     log.write_text("NCCL INFO Using network AWS Libfabric\n", encoding="utf-8")
     sound = hosts.measure_network(on)
-    assert sound == {"networks": ["AWS Libfabric"], "is_expected": True}
+    assert sound == {"networks": ["AWS Libfabric"], "is_expected": True, "gloo": "hsn0"}
     assert hosts.measure_network(job(nccl_log=None)) is None
     free = job(nccl_log=log, cluster=SimpleNamespace(jobs=None))
     assert hosts.measure_network(free)["is_expected"] is True
-    silent = {"networks": [], "is_expected": False}
+    silent = {"networks": [], "is_expected": False, "gloo": ""}
     rest = "the card site expects a log with 'Libfabric|cxi': is the plugin in the container, and NCCL_NET as"
     found = [sound, slow, silent, None]
     assert told(hosts.judge_network(found, on)) == [
@@ -105,8 +106,8 @@ def test_the_network_of_the_card(tmp_path, monkeypatch) -> None:
         (2, f"NCCL uses a network that its log does not name; {rest} the site says?", True),
     ]
     assert hosts.judge_network(found, job("aaaa", cluster=on.cluster)) == []
-    assert hosts.summarise_network([sound, slow, sound], on) == "AWS Libfabric, Socket"
-    assert hosts.summarise_network([silent], on) == "NCCL names none"
+    assert hosts.summarise_network([sound, slow, sound], on) == "AWS Libfabric, Socket; gloo over hsn0"
+    assert hosts.summarise_network([silent], on) == "NCCL names none; gloo over an unknown interface"
     assert hosts.summarise_network([None], on) == "gloo, over sockets"
 
 

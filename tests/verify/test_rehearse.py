@@ -68,14 +68,7 @@ def planned(ranks: int, *sets: str) -> Resolved:
     return resolve(recipe, "no_such_folder", ranks, "cpu", text=imagined_text(recipe))
 
 
-def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
-    """Runs each job on a rank that is there: what its step counts,
-    and its peak by the memory events of torch's profiler.
-
-    A thread of gloo lets go of a gathered tensor when it next gets to run, after the wait for it has
-    returned: up to a sixth of the peak would outlive its last use. So it is given time to run after each
-    wait, and the lowest step counts.
-    """
+def wait_patiently() -> None:
     wait = torch.distributed.Work.wait
 
     def patient(work, *words):
@@ -84,6 +77,17 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
         return done
 
     torch.distributed.Work.wait = patient
+
+
+def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
+    """Runs each job on a rank that is there: what its step counts,
+    and its peak by the memory events of torch's profiler.
+
+    A thread of gloo lets go of a gathered tensor when it next gets to run, after the wait for it has
+    returned: up to a sixth of the peak would outlive its last use. So it is given time to run after each
+    wait, and the lowest step counts.
+    """
+    wait_patiently()
     world = start_world(60, "cpu")
     found = []
     for resolved in jobs:
@@ -98,13 +102,13 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
             for number in range(STEPS):
                 with record_function(f"step {number}"):
                     counts = step.run(many)
-        found.append((counts, _peak(profiler.profiler.kineto_results.events())))
+        found.append((counts, lowest_peak(profiler.profiler.kineto_results.events())))
         del step, model
         gc.collect()  # or the next job's record begins with what is given back of this one
     return found
 
 
-def _peak(events) -> int:
+def lowest_peak(events) -> int:
     begins = [
         next(event.start_ns() for event in events if event.name() == f"step {number}")
         for number in range(STEPS)

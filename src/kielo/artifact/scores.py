@@ -64,6 +64,10 @@ class TaskScore(JsonObject):
     """Ability that the task measures: knowledge, reading, culture, truthfulness, translation, language."""
     version: str = ""
     """Version of the task's file."""
+    seed: int = 1234
+    """Seed by which examples were drawn; without examples the default."""
+    chat: bool = False
+    """Questions were laid out by the chat template."""
 
 
 class FluencyScores(JsonObject):

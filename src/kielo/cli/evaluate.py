@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Precision, Recipe
 from kielo.stages import late, results
-from kielo.stages.attempt import on_ranks, resolve_here
+from kielo.stages.attempt import on_ranks, placed_here
 
 
 @takes("""
@@ -70,7 +70,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     def on_this_rank() -> int:
         with keep_stdout_for_json(options.json):
-            placed, _ = resolve_here(recipe, find_rendezvous().size)
+            placed = placed_here(recipe, find_rendezvous().size)
             scores = (
                 late.evaluate_hugging_face_on_ranks(recipe, placed, folder, model, precision)
                 if is_hugging_face

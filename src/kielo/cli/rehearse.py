@@ -36,13 +36,19 @@ def rehearse_flags(parser: VerbParser) -> None:
     which.add_argument(
         "--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another"
     )
-    parser.takes("--json  print all figures, in bytes, as JSON")
+    parser.takes("""
+        --evaluation  also rehearse `kielo evaluate` and `kielo verify parity` on these ranks
+        --json        print all figures, in bytes, as JSON
+    """)
 
 
 def rehearse(options: argparse.Namespace) -> int:
     recipe, resolved, site = planned(options)
     ranks = chosen_ranks(resolved, options.rank, options.stage, options.all_stages)
     rehearsals = [late.rehearse(resolved, rank, site) for rank in ranks]
+    if options.evaluation:
+        for rehearsal in rehearsals:
+            rehearsal["evaluation_bytes"] = late.rehearse_evaluation(resolved, rehearsal["rank"])
     if options.json:
         print_json(rehearsals)
         return 0
@@ -52,6 +58,8 @@ def rehearse(options: argparse.Namespace) -> int:
         print_table(*screens.memory(rehearsal))
         print_text(screens.summary(rehearsal))
         print_table(*screens.collectives(rehearsal))
+        if options.evaluation:
+            print_table(*screens.evaluation(rehearsal))
     print_text(screens.rehearsal_verdict(rehearsals))
     if any(rehearsal["fits"] is False for rehearsal in rehearsals):
         print_text(_ways_out(recipe, resolved, site))

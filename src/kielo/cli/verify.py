@@ -17,7 +17,7 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import placed_as_trained
 from kielo.stages import late
-from kielo.stages.attempt import on_ranks, resolve_here
+from kielo.stages.attempt import on_ranks, placed_here
 from kielo.stages.results import PARITY_ON_RANKS, certify, certify_on_ranks
 from kielo.verify import screens
 
@@ -83,7 +83,7 @@ def parity(options: argparse.Namespace) -> int:
 
 def _parity_on_this_rank(recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
-        placed, _ = resolve_here(recipe, find_rendezvous().size)
+        placed = placed_here(recipe, find_rendezvous().size)
         certificate = certify_on_ranks(
             recipe, folder, placed_as_trained(placed, folder), options, is_quiet=options.json
         )

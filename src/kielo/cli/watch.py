@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.stages import late
-from kielo.stages.attempt import on_ranks, resolve_here
+from kielo.stages.attempt import on_ranks, placed_here
 from kielo.stages.watch_checkpoints import watch_of
 
 
@@ -38,7 +38,7 @@ def watch(options: argparse.Namespace) -> int:
     flags = ["--watch", *(["--once"] if options.once else [])]
 
     def on_this_rank() -> int:
-        placed, _ = resolve_here(recipe, find_rendezvous().size)
+        placed = placed_here(recipe, find_rendezvous().size)
         watching = partial(_watch_here, options, recipe)
         return late.watch_on_ranks(recipe, placed, run_folder(recipe), watching)
 

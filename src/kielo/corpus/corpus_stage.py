@@ -26,7 +26,7 @@ from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelS
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus import damage, mojibake, near_copies, personal_data, ray_pool
+from kielo.corpus import damage, mojibake, near_copies, personal_data, ray_pool, web_document_score
 from kielo.corpus.corpus_tasks import (
     PACKAGES,
     CorpusTasks,
@@ -154,6 +154,8 @@ def _refuse_missing(recipe: Recipe) -> None:
         personal_data.refuse_missing()
     if corpus.repair_encoding:
         mojibake.refuse_missing()
+    if corpus.quality == "hplt":
+        web_document_score.scorer()
     if corpus.near_copies != "none":
         near_copies.refuse_missing()
     if corpus.language_identifier.endswith(LEARNED_SUFFIX):

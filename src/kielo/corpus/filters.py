@@ -19,9 +19,10 @@ from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.personal_data import MaskPersonalData
 from kielo.corpus.quality import QualityFilter
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
+from kielo.corpus.web_document_score import WebDocumentScore
 from kielo.corpus.word_segmenter import cutter_of_words
 from kielo.recipe.errors import KieloError
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import limits_of, names_for_score
 from kielo.recipe.sections import Corpus
 from kielo.recipe.source_kinds import fill
 
@@ -119,6 +120,8 @@ def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]
     if corpus.quality == "fineweb2":
         limits = limits_of(rule.languages, is_cut=corpus.words == "icu")
         filters.append(QualityFilter(limits, cutter_of_words(corpus.words)))
+    elif corpus.quality == "hplt":
+        filters.append(WebDocumentScore(names_for_score(rule.languages)))
     return filters
 
 
@@ -239,16 +242,16 @@ UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}
 
 def normalise_line(line: str) -> str:
     """Return the line in NFC, without control characters, with single spaces and none at the ends."""
-    if line.isascii():
-        return " ".join(UNWANTED.sub("", line).split())
-    line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
+    # Printable lines have no control, no invisible character and no white space but U+0020.
+    if not line.isprintable():
+        line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
     # Last, because a dropped character may have stood between a letter and its mark.
     return unicodedata.normalize("NFC", " ".join(line.split()))
 
 
 def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
     """Count controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
-    if not text.isascii() and (found := len(C1.findall(text))):
+    if not (text.isascii() or text.isprintable()) and (found := len(C1.findall(text))):
         step.count(f"{what}_characters", amount=found)
         step.count(f"{what}_documents")
 

@@ -2,7 +2,6 @@
 
 import codecs
 import re
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -114,7 +113,8 @@ def _decode(content: bytes, encoding: str) -> str:
     return content.decode(encoding, "surrogateescape").translate({0xDC00 + byte: byte for byte in range(256)})
 
 
-ARTICLE = "div#DisplayArea"  # of LibreOffice's help
+_ARTICLE_ID = "DisplayArea"  # of LibreOffice's help
+_ARTICLE = f"div#{_ARTICLE_ID}"
 # Elements without prose. The text of the second kind is no markup.
 _SKIPPED = frozenset({"nav", "pre", "svg", "template"})
 _VERBATIM = frozenset({"script", "style", "noscript", "iframe", "noembed", "noframes"})
@@ -123,14 +123,22 @@ _BLOCKS = """
     form h1 h2 h3 h4 h5 h6 header hr legend li main ol option p section summary table tbody td tfoot th thead
     title tr ul
 """
-# Prose within a sentence. A block of nothing else is a listing, or the name of a button.
-_ASIDE = ("code", "button")
-_BREAK, _OPEN_ASIDE, _CLOSE_ASIDE = 1, 2, 3
-_MEANING = {f"{slash}{tag}": _BREAK for tag in _BLOCKS.split() for slash in ("", "/")}
-_MEANING |= dict.fromkeys(_ASIDE, _OPEN_ASIDE) | {f"/{tag}": _CLOSE_ASIDE for tag in _ASIDE}
+
+
+def _any_of(tags: Iterable[str]) -> str:
+    """Return a pattern of the tags that looks at their first letter once."""
+    initials = sorted({tag[0] for tag in tags})
+    rest = ("|".join(tag[1:] for tag in sorted(tags, reverse=True) if tag[0] == one) for one in initials)
+    return "|".join(f"{one}(?:{tails})" for one, tails in zip(initials, rest, strict=True))
+
+
 # In lexbor's serialisation, where each element is closed, and `<` and `>` in values and text are escaped.
-_NOT_PROSE = re.compile(rf"<(?:!--|(/?)({'|'.join(sorted(_SKIPPED | _VERBATIM))})(?=[ >]))")
-_TAG_AND_TEXT = re.compile(r"<(/?[^ >]*)[^>]*>([^<]*)")
+_NOT_PROSE = re.compile(rf"<(?:!--|(/?)({_any_of(_SKIPPED | _VERBATIM)})(?=[ >]))")
+_BREAK = rf"</?(?:{_any_of(_BLOCKS.split())})(?=[ >])[^>]*>"
+_BREAKS, _TAG = re.compile(rf"{_BREAK}(?:\s*{_BREAK})*"), re.compile("<[^>]*>")
+# Prose within a sentence. A block of nothing else is a listing, or the name of a button.
+_HAS_ASIDE = re.compile("<(?:code|button)[ >]")
+_ASIDE = re.compile(r"<(?:code|button)(?=[ >])[^>]*>.*?(?:</(?:code|button)>|\Z)", re.DOTALL)
 
 
 def page_text(html: str) -> str:
@@ -139,26 +147,27 @@ def page_text(html: str) -> str:
     Lexbor parses the page as browsers do. But an element without prose whose end is missing would take the
     rest of the page with it, so its tag is removed first.
     """
-    tree = LexborHTMLParser(html)
-    prose, seen = _prose(tree)
+    prose, seen = _prose(html)
     unclosed = {tag for tag, number in seen.items() if html.count(f"</{tag}") < number}
     if html.count("<title") > html.count("</title"):
         unclosed.add("title")
     if unclosed and (mended := _without_unclosed(html, unclosed)) != html:
-        prose, _ = _prose(LexborHTMLParser(mended))
+        prose, _ = _prose(mended)
     return prose
 
 
-def _prose(tree: LexborHTMLParser) -> tuple[str, Counter[str]]:
+def _prose(html: str) -> tuple[str, dict[str, int]]:
     """Return the lines of a page, and the number of elements without prose by tag."""
-    roots = tree.css(f"{ARTICLE}:not({ARTICLE} *)") or ([tree.body] if tree.body is not None else [])
-    parts = [_without_skipped(root.html or "") for root in roots]
-    seen = sum((number for _, number in parts), Counter[str]())
-    return "\n".join(filter(None, (_lines(html) for html, _ in parts))), seen
+    tree, seen = LexborHTMLParser(html), dict[str, int]()
+    roots = tree.css(f"{_ARTICLE}:not({_ARTICLE} *)") if _ARTICLE_ID in html else []
+    roots = roots or ([tree.body] if tree.body is not None else [])
+    parts = [_lines(_without_skipped(root.html or "", seen)) for root in roots]
+    return "\n".join(filter(None, parts)), seen
 
 
-def _without_skipped(html: str) -> tuple[str, Counter[str]]:
-    kept, seen, place, begin, depth = [], Counter[str](), 0, 0, 0
+def _without_skipped(html: str, seen: dict[str, int]) -> str:
+    """Remove the elements without prose, and count them in `seen`."""
+    kept, place, begin, depth = list[str](), 0, 0, 0
     while found := _NOT_PROSE.search(html, place):
         slash, tag = found.groups()
         if not depth and not slash:
@@ -169,31 +178,27 @@ def _without_skipped(html: str) -> tuple[str, Counter[str]]:
         else:
             end = "-->" if tag is None else f"</{tag}>"
         if tag is not None and not slash:
-            seen[tag] += 1
+            seen[tag] = seen.get(tag, 0) + 1
         place = html.find(end, found.end())
         place = len(html) if place < 0 else place + len(end)
         if not depth:
             begin = place
     kept.append(html[begin:])
-    return "".join(kept), seen
+    return "".join(kept)
 
 
 def _lines(html: str) -> str:
-    lines, parts, has_prose, is_aside = list[str](), list[str](), False, False
-    meaning = _MEANING.get
-    for tag, text in _TAG_AND_TEXT.findall(html.replace("&nbsp;", " ") + "<p>"):
-        if kind := meaning(tag):
-            if kind == _BREAK:
-                if has_prose:
-                    lines.append(" ".join("".join(parts).split()))
-                parts.clear()
-                has_prose = is_aside = False  # an element without an end ends with its block
-            else:
-                is_aside = kind == _OPEN_ASIDE
-        if text:
-            parts.append(text)
-            has_prose = has_prose or not (is_aside or text.isspace())
-    return "\n".join(lines).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    blocks = _BREAKS.split(html.replace("&nbsp;", " "))
+    if _HAS_ASIDE.search(html):
+        blocks = [block for block in blocks if not _is_aside(block)]
+    # No page has U+0000: HTML reads it as another character.
+    text = " ".join(_TAG.sub("", "\0".join(blocks)).split())
+    lines = "\n".join(filter(None, map(str.strip, text.split("\0"))))
+    return lines.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def _is_aside(block: str) -> bool:
+    return bool(_HAS_ASIDE.search(block)) and not _TAG.sub("", _ASIDE.sub("", block)).strip()
 
 
 def _without_unclosed(html: str, tags: Iterable[str]) -> str:

@@ -2,7 +2,8 @@
 
 E-mail and IP addresses are known by their form, phone numbers by the countries' plans and groups
 (phonenumbers), IBANs and national numbers by their check digits (python-stdnum). Danish numbers have only a
-date.
+date. Every third number of nine digits fits Poland's plan. So plain digits are a phone number only with a
+country's or a trunk code, or beside a word such as "tel".
 """
 
 from bisect import bisect_left
@@ -12,11 +13,15 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 import regex
 
 from kielo.corpus.step import CorpusStep, SplitDocument
 from kielo.recipe.errors import KieloError
+
+if TYPE_CHECKING:
+    from phonenumbers import PhoneNumberMatch
 
 KINDS = ("email", "ip", "iban", "national_number", "phone")
 # Language → the countries whose phone and national numbers are expected in its text.
@@ -56,6 +61,24 @@ _NUMBER = regex.compile(rf"(?<!{_W}|[.,]){_GROUP}(?: {_GROUP})*(?!{_W}|[.,]\d)",
 _PART = regex.compile("[^ ]+")
 _SEVEN_DIGITS = regex.compile(r"\d(?:[ ().\-/]{0,3}\d){6}")
 _DECIMAL = regex.compile(r"(?<!\d)\d{1,3}[.,]$")
+# The beginnings of words beside phone numbers, and whole words, in the languages of COUNTRIES.
+_STEMS = """
+    telef telep teléf téléph telemóv mobil móvil phone cellular celular handy rufnummer hotlin whatsapp viber
+    telegram puhelin puhelim matkapuh helista soita anruf volejte zavolej hívj dzwoń zadzwo sunați arayın
+    skambin zvani tālrun sími hubungi guthán ċempel телеф мобил звон позвон дзвон факс обадет вайбер вотсап
+    τηλέφ τηλεφ κινητ καλέστ φαξ հեռախ ტელეფ მობილ טלפ điện
+"""
+_WORDS = """
+    tel tél tlf tlph telp tālr mob gsm sms fax faks fon puh ring call bel pozovite hp sđt đt fón gọi
+    тел моб τηλ հեռ ტელ მობ טל נייד
+"""
+_UNSPACED = "電話 电话 手机 手機 携帯 微信 联系 热线 전화 연락처 휴대폰 โทร"
+_OF_PHONES = regex.compile(
+    rf"(?<!\p{{L}})(?:{'|'.join(_STEMS.split())}|(?:{'|'.join(_WORDS.split())})(?!\p{{L}}))|☎|📞|📱|@|\[EMAIL\]"
+    rf"|{'|'.join(_UNSPACED.split())}",
+    regex.IGNORECASE,
+)
+_NEAR = 40  # characters between a plain number and such a word
 _SIZES = range(9, 31)  # characters of a national number, with signs and spaces
 
 
@@ -130,7 +153,7 @@ class MaskPersonalData(CorpusStep):
         for country in countries or [None]:
             # Grouped as the plan says: a looser match takes amounts and dates for numbers.
             matches = PhoneNumberMatcher(line, country, Leniency.EXACT_GROUPING, max_tries=len(line))
-            new = [(one.start, one.end) for one in matches if not _is_decimal(line, one.start)]
+            new = [(one.start, one.end) for one in matches if _is_written_as_phone(line, one)]
             found = sorted(found + [span for span in new if _is_free(span, found)])
         parts, last = [], 0
         for start, end in found:
@@ -164,6 +187,19 @@ class MaskPersonalData(CorpusStep):
         # `is` is a word of Python.
         modules = [import_module(f"stdnum.{'is_' if one == 'is' else one}.{name}") for one, name in names]
         return [module.is_valid for module in modules]
+
+
+def _is_written_as_phone(line: str, match: "PhoneNumberMatch") -> bool:
+    from phonenumbers import national_significant_number
+
+    digits = match.raw_string.strip("()[] ")
+    if _is_decimal(line, match.start):
+        return False
+    has_code = digits.startswith("0") or len(digits) > len(national_significant_number(match.number))
+    if has_code or not digits.isdecimal():
+        return True
+    near = (match.start - _NEAR, match.start), (match.end, match.end + _NEAR)
+    return any(_OF_PHONES.search(line, max(0, begin), end) for begin, end in near)
 
 
 def _is_decimal(line: str, start: int) -> bool:

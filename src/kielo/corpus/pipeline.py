@@ -25,7 +25,7 @@ from kielo.corpus.mojibake import RepairEncoding
 from kielo.corpus.near_copies import Bands, SignatureWriter
 from kielo.corpus.own_step import OwnStep
 from kielo.corpus.programming_languages import code_filters
-from kielo.corpus.raw_formats import RawSource, unreadable
+from kielo.corpus.raw_formats import RawSource, name_in, unreadable
 from kielo.corpus.raw_record import BadRecord, OtherRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
@@ -71,7 +71,7 @@ class ReadPart(CorpusStep):
             part_records(source, self.part, self.limits, self.max_document_bytes)
         ):
             place = (self.number, number)
-            file = record.path.relative_to(source.root).as_posix()
+            file = name_in(source.root, record.path)
             try:
                 raw = parse(record, source, self.max_document_bytes)
             except BadRecord as problem:

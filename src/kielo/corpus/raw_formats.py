@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,13 @@ def formats(kind: str) -> str:
     return listed + more.get(kind, "")
 
 
+@lru_cache(maxsize=256)  # both are asked for each document
+def name_in(root: str, path: Path) -> str:
+    """Return the name of a source's file below its root, with "/" on all systems."""
+    return path.relative_to(root).as_posix()
+
+
+@lru_cache(maxsize=256)
 def file_format(path: Path, kind: str) -> str:
     """Return the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
     if kind == "code" and not _KNOWN[kind].search(path.name):

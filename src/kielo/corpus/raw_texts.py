@@ -12,7 +12,7 @@ from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_text import decode_page, page_text
 from kielo.corpus.known_corpora import facts_of, not_finite
 from kielo.corpus.programming_languages import LANGUAGE, programming_language
-from kielo.corpus.raw_formats import ARCHIVES, FILE_NAME_FIELDS, RawSource, file_format
+from kielo.corpus.raw_formats import ARCHIVES, FILE_NAME_FIELDS, RawSource, file_format, name_in
 from kielo.corpus.raw_record import (
     NO_TEXT,
     NOT_UTF8,
@@ -42,7 +42,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     if record.problem is not None:
         raise record.problem
     format = file_format(record.path, source.kind)
-    file = record.path.relative_to(source.root).as_posix()
+    file = name_in(source.root, record.path)
     place = f"{source.name}/{file}"
     if format == "html":
         content = _read_at_most(record.path, max_bytes)

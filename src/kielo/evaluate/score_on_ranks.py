@@ -54,7 +54,7 @@ def make_scores_on_ranks(
         if isinstance(current, Scores):
             return current if world.rank == 0 else None
         resolved = ranks.on_first(lambda: placed_as_trained(placed, run_folder))
-        refuse_too_large(resolved, precision)
+        refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks))
         made: list[Stage] = []  # on rank 0
         writing = write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section)
         ranks.on_first(lambda: made.append(until_the_end.enter_context(writing)))
@@ -85,7 +85,7 @@ def evaluate_hugging_face_on_ranks(
         ranks = Agreement()
         ranks.on_first(lambda: refuse_tasks(recipe))
         resolved = ranks.on_first(lambda: placed_for_folder(recipe, placed, run_folder, folder))
-        refuse_too_large(resolved, precision)
+        refuse_too_large(resolved, precision, bool(recipe.evaluate.tasks))
         contender = load_hugging_face_on_ranks(folder, resolved, world, precision)
         scores = score(contender, str(folder), recipe, run_folder)
         place = ranks.on_first(lambda: place_of_folder(run_folder, folder))
@@ -101,14 +101,14 @@ def refuse_encoder(recipe: Recipe) -> None:
         )
 
 
-def refuse_too_large(resolved: Resolved, precision: Precision) -> None:
+def refuse_too_large(resolved: Resolved, precision: Precision, asks_tasks: bool) -> None:
     """Raise KieloError if the model's scoring does not fit the devices, before anything is loaded."""
     placement = resolved.placement
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     usable = None if card is None else usable_bytes(card)
     if card is None or usable is None:
         return
-    needed = bytes_of_scoring(resolved, placement.layout, precision)
+    needed = bytes_of_scoring(resolved, placement.layout, precision, asks_tasks)
     if needed <= usable:
         return
     layout, shards = placement.layout, placement.layout.shard
@@ -116,8 +116,8 @@ def refuse_too_large(resolved: Resolved, precision: Precision) -> None:
     while shards < MOST_SHARDS and needed > usable:
         shards *= 2
         larger = layout.model_copy(update={"shard": shards})
-        needed = bytes_of_scoring(resolved, larger, precision)
-    before = bytes_of_scoring(resolved, layout, precision)
+        needed = bytes_of_scoring(resolved, larger, precision, asks_tasks)
+    before = bytes_of_scoring(resolved, layout, precision, asks_tasks)
     fix = f"{shards * ranks} ranks" if needed <= usable else "layout.tensor or layout.pipeline of more ranks"
     raise KieloError(
         f"scoring in {precision} needs {before / 1e9:.1f} GB on each of {placement.world_size} devices, and "
@@ -125,12 +125,17 @@ def refuse_too_large(resolved: Resolved, precision: Precision) -> None:
     )
 
 
-def bytes_of_scoring(resolved: Resolved, layout: Layout, precision: Precision) -> int:
-    """Return the bytes that scoring reserves on the fullest device, with windows of the longest sequence."""
+def bytes_of_scoring(resolved: Resolved, layout: Layout, precision: Precision, asks_tasks: bool) -> int:
+    """Return the bytes that scoring reserves on the fullest device, with windows of the longest sequence.
+
+    asks_tasks: with the whole logits of questions. Rehearsals (`verify/rehearse_scoring.py`) need at most 5 %
+    more.
+    """
     identity, placement = resolved.identity, resolved.placement
     length = identity.longest_sequence_length
     size = StepSize(length, max(1, MOST_TOKENS_PER_FORWARD // length), 1)
-    options = TrainOptions(precision, loss_chunk_tokens=placement.train.loss_chunk_tokens)
+    chunk_tokens = placement.train.loss_chunk_tokens
+    options = TrainOptions(precision, loss_chunk_tokens=chunk_tokens, asks_tasks=asks_tasks)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     row = memory_row(identity.model, layout, size, options, card)
     return int(scoring_bytes(MemoryColumns.of([row]))[0])

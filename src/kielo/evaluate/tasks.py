@@ -127,10 +127,34 @@ class _Scoring:
             if key not in self._results:
                 self._results[key] = self._result(name, task)
             mine[name] = self._results[key]
-            yield from _scores(mine[name], wanted)
+            yield from self._scores(mine[name], wanted)
         for name, group in loaded.groups.items():
             if group.has_aggregation:
-                yield from _scores(_of_group(name, group, mine), wanted)
+                yield from self._scores(_of_group(name, group, mine), wanted)
+
+    def _scores(self, result: TaskResult, wanted: WantedTask) -> Iterator[TaskScore]:
+        settings = self._settings
+        layout: dict[str, Any] = {"chat": True} if settings.task_chat else {}
+        if result.shots:
+            layout["seed"] = settings.task_seed
+        for key, value in result.metrics.items():
+            metric, _, of_filter = key.partition(",")
+            if metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = result.metrics.get(f"{metric}_stderr,{of_filter}")
+            yield TaskScore(
+                task=result.task,
+                metric=key,
+                value=float(value),
+                standard_error=float(error) if isinstance(error, int | float) else None,
+                questions=result.questions,
+                shots=result.shots,
+                chance=result.chance.get(metric),
+                language=wanted.language,
+                measures=wanted.measures,
+                version=result.version,
+                **layout,
+            )
 
     def _result(self, name: str, task: Any) -> TaskResult:
         """Return the task's result, from its folder if it has been scored."""
@@ -239,23 +263,3 @@ def _of_group(name: str, group: Any, results: dict[str, TaskResult]) -> TaskResu
         shots=max(one.shots for one in members),
         chance=chances[0] if all(one == chances[0] for one in chances) else {},
     )
-
-
-def _scores(result: TaskResult, wanted: WantedTask) -> Iterator[TaskScore]:
-    for key, value in result.metrics.items():
-        metric, _, of_filter = key.partition(",")
-        if metric.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        error = result.metrics.get(f"{metric}_stderr,{of_filter}")
-        yield TaskScore(
-            task=result.task,
-            metric=key,
-            value=float(value),
-            standard_error=float(error) if isinstance(error, int | float) else None,
-            questions=result.questions,
-            shots=result.shots,
-            chance=result.chance.get(metric),
-            language=wanted.language,
-            measures=wanted.measures,
-            version=result.version,
-        )

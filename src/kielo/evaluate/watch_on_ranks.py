@@ -116,7 +116,7 @@ class _Ranks:
         resolved = ranks.on_first(lambda: placed_as_trained(self._placed, run_folder))
         wanted = ranks.on_first(lambda: wanted_scores(recipe, run_folder, subject.path))
         if self._laid is None:
-            refuse_too_large(resolved, "fp32")
+            refuse_too_large(resolved, "fp32", bool(recipe.evaluate.tasks))
             self._laid = LaidOutModel.of(resolved, self._world, "fp32")
         place = resolved, run_folder / "tokenizer", self._world
         contender = load_checkpoint_on_ranks(subject.path, *place, "fp32", self._laid)
@@ -126,7 +126,7 @@ class _Ranks:
     def _of_base(self, subject: Subject) -> Scores:
         ranks, recipe, run_folder = Agreement(), self._recipe, self._run_folder
         resolved = ranks.on_first(lambda: placed_for_folder(recipe, self._placed, run_folder, subject.path))
-        refuse_too_large(resolved, "fp32")
+        refuse_too_large(resolved, "fp32", bool(recipe.evaluate.tasks))
         contender = load_hugging_face_on_ranks(subject.path, resolved, self._world, "fp32")
         scores = score(contender, subject.name, recipe, run_folder, has_baselines=False)
         place = ranks.on_first(lambda: place_of_folder(run_folder, subject.path))

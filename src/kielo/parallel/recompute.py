@@ -36,6 +36,8 @@ _ATTENTION_KERNELS = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )
+# It is in compiled layers. Uncompiled, code that torch compiles by itself calls it.
+_FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 
 
 def apply_recompute(model: Decoder, layout: Layout) -> None:
@@ -43,7 +45,10 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
     policy, parts = layout.recompute, layout.recomputed
     if not parts:
         return
-    saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
+    names = layout.recompute_saved_operators
+    if layout.compile and layout.alibi_kernel == "bias":  # made again with its biases
+        names = tuple(name for name in names if name != "scaled_dot_product_attention")
+    saved = _operators(names) if policy == "operators" else set()
     layers: list[Any] = list(model.layers.values())
     for number, layer in enumerate(layers):
         if number % layout.recompute_every_layers:
@@ -56,7 +61,9 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
         recomputed += again if layout.compile else []
         for module in recomputed:
             kind: Any = type(module)  # mypy takes it for an instance, and asks how that is hashed
-            module.__class__ = _recomputed(kind)
+            # The other modules have no functions of autograd in compiled code.
+            by_policy = bool(layout.compile) and module is layer.attention.inner
+            module.__class__ = _recomputed(kind, by_policy)
         if policy not in ("operators", "full"):
             continue
         for module in layer.modules():
@@ -64,18 +71,22 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
                 module.keeps_whole = True  # for one layer's backward only
             if isinstance(module, RowSplitLinear):
                 module.is_one_operator = policy == "operators"
-        if policy == "full" and not layout.compile:
-            _recompute(layer)
-        else:
-            # Before torch 2.13 compiled code recomputes what functions of autograd contain by a policy only.
-            _recompute(layer, context_fn=partial(create_selective_checkpoint_contexts, _keep(saved)))
+        by_policy = policy == "operators" or bool(layout.compile)
+        options = _checkpoint_options(frozenset(saved), by_policy=by_policy)
+        layer.forward = partial(checkpoint, layer.forward, **options)
 
 
-def _recompute(module: nn.Module, **options: Any) -> None:
+def _checkpoint_options(saved: frozenset[Any] = frozenset(), *, by_policy: bool) -> dict[str, Any]:
+    """Return the options of torch's checkpoint, which saves the results of the operators `saved`.
+
+    by_policy: True if compiled code can contain functions of autograd, because before torch 2.13 their
+    operators are recomputed by a policy only.
+    """
     # Dropout follows from the layer's inputs, so no state of random numbers has to be restored.
-    module.forward = partial(
-        checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options
-    )
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if by_policy:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep(saved))
+    return options
 
 
 def _made_again(layer: nn.Module, parts: frozenset[str]) -> list[nn.Module]:
@@ -151,19 +162,20 @@ def _storage(tensor: Tensor) -> int:
 
 
 @cache
-def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+def _recomputed(kind: type[nn.Module], by_policy: bool) -> type[nn.Module]:
     """Return a subclass of `kind` that the backward computes again: compiled layers share code by class."""
+    options = _checkpoint_options(by_policy=by_policy)
 
     def forward(self: nn.Module, *inputs: Any) -> Any:
         def inside(*inputs: Any) -> Any:
             return kind.forward(self, *inputs)
 
-        return checkpoint(inside, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(inside, *inputs, **options)
 
     return type("Recomputed", (kind,), {"forward": forward})
 
 
-def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:
+def _keep(saved: frozenset[Any]) -> Callable[..., CheckpointPolicy]:
     def policy(_: Any, operator: Any, *args: Any, **keys: Any) -> CheckpointPolicy:
         is_saved = getattr(operator, "overloadpacket", operator) in saved
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
@@ -185,7 +197,7 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
                 for kernel in _ATTENTION_KERNELS
                 if hasattr(torch.ops.aten, kernel)
             }
-            found |= {lower_right_attention.OPERATOR, blocked_attention.OPERATOR}
+            found |= {lower_right_attention.OPERATOR, blocked_attention.OPERATOR, _FLEX_ATTENTION}
         elif hasattr(torch.ops.aten, name):
             found.add(getattr(torch.ops.aten, name))
         else:

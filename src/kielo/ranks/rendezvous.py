@@ -203,6 +203,19 @@ def choose_gloo_interface(place: Rendezvous) -> None:
         )
 
 
+def gloo_interface() -> str:
+    """Return the interface that gloo takes: the variable's, else the interface of the node's own name.
+
+    "" if the name has no address here.
+    """
+    if chosen := os.environ.get(_VARIABLE):
+        return chosen
+    try:
+        return _interface_of(socket.gethostbyname(socket.gethostname())) or ""
+    except OSError:
+        return ""
+
+
 def _is_reachable(name: str) -> bool:
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}

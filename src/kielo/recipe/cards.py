@@ -389,7 +389,7 @@ def language(name: str) -> Language:
     """
     if is_own_card(name):
         return _own_card(name, Language)
-    if name not in languages():
+    if name not in _language_codes():
         raise KieloError(f"no language has the code {name!r}{without_language_card(name)}")
     return _language(name)
 
@@ -433,7 +433,13 @@ def _language(code: str) -> Language:
 
 
 def languages() -> list[str]:
-    return sorted({*_names("languages"), *_made_languages()})
+    return list(_language_codes())
+
+
+@cache
+def _language_codes() -> dict[str, None]:
+    """Return the codes in order. Lists ask for each card, so looking a code up is quick."""
+    return dict.fromkeys(sorted({*_names("languages"), *_made_languages()}))
 
 
 def cluster(name: str) -> Cluster:
@@ -495,7 +501,12 @@ Card = TypeVar("Card", Language, Cluster, Accelerator, TaskBundle)
 
 
 def _names(kind: str) -> list[str]:
-    return sorted(path.stem for path in (_CARDS / kind).glob("*.toml"))
+    return list(_files(kind))
+
+
+@cache
+def _files(kind: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (_CARDS / kind).glob("*.toml")))
 
 
 clusters = partial(_names, "clusters")

@@ -26,7 +26,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import OF_A_SEGMENT, full_phases, skip_complaints, steps_of_run
 from kielo.recipe.places import conversion, without_form
-from kielo.recipe.quality_limits import limits_of
+from kielo.recipe.quality_limits import limits_of, names_for_score
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
 from kielo.recipe.without_effect import is_given, without_effect
@@ -214,7 +214,10 @@ def _quality(recipe: Recipe) -> Found:
         if source.kind == "text" and source.clean and not source.tokens:
             try:
                 codes = tuple(map(language_code, languages_of(recipe, source)))
-                limits_of(codes, is_cut=recipe.corpus.words == "icu")
+                if recipe.corpus.quality == "hplt":
+                    names_for_score(codes)
+                else:
+                    limits_of(codes, is_cut=recipe.corpus.words == "icu")
             except KieloError as problem:
                 yield (
                     ("corpus.quality", "corpus.words", "corpus.sources", "language"),

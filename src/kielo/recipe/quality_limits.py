@@ -1,14 +1,13 @@
-"""Limits of the quality filters by language, as FineWeb2 has them: the card `cards/quality/fineweb2.toml`.
+"""Limits of the quality filters by language, as FineWeb2 has them: `cards/quality/fineweb2.json`.
 
-`benchmarks/data/fineweb2_limits.py` writes the card from the configurations of `huggingface/fineweb-2`.
+`benchmarks/data/fineweb2_limits.py` writes the file from the configurations of `huggingface/fineweb-2`.
 """
 
 import json
-import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -16,7 +15,8 @@ from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
 
-MARKED_LETTERS = Path(__file__).resolve().parent.parent / "cards" / "quality" / "marked_letters.json"
+_CARDS = Path(__file__).resolve().parent.parent / "cards" / "quality"
+MARKED_LETTERS = _CARDS / "marked_letters.json"
 Share = float
 
 
@@ -53,9 +53,8 @@ class QualityLimits(Section):
 
 
 @cache
-def _limits() -> dict[str, QualityLimits]:
-    text = (files("kielo") / "cards" / "quality" / "fineweb2.toml").read_text(encoding="utf-8")
-    return {code: QualityLimits(**row) for code, row in tomllib.loads(text).items()}
+def _rows() -> dict[str, Any]:
+    return json.loads((_CARDS / "fineweb2.json").read_text(encoding="utf-8"))["languages"]
 
 
 @cache
@@ -68,20 +67,40 @@ def marked_letters_of(code: str) -> Share | None:
     return _marked_letters().get(code)
 
 
+def names_for_score(languages: Sequence[str]) -> tuple[str, ...]:
+    """Return names such as est_Latn of a text's language in HPLT's scorer. Raise KieloError if none."""
+    if len(languages) > 1:
+        raise KieloError(
+            f'corpus.quality = "hplt": {" and ".join(languages)} have different scores, and a source has '
+            "both. Fix: a source for each language"
+        )
+    card = language(languages[0])
+    given = (*card.hplt, *card.fineweb2)
+    scripts = dict.fromkeys(name.partition("_")[2] for name in given)
+    names = (*given, *(f"{code}_{script}" for script in scripts for code in card.iso639_3))
+    if not names:
+        raise KieloError(
+            f'corpus.quality = "hplt": {languages[0]} has no name in HPLT. Fix: hplt = ["CODE_Script"] in a '
+            "card of your own"
+        )
+    return tuple(dict.fromkeys(names))
+
+
 def limits_of(languages: Sequence[str], is_cut: bool = False) -> QualityLimits:
     """Return the limits of a text's language, the code of a card. Raise KieloError if there are none.
 
     is_cut: whether a segmenter finds the words of languages without spaces (corpus.words = "icu").
     """
-    known = ", ".join(code for code in _limits() if is_cut or language(code).has_spaces)
-    fix = f'Fix: corpus.quality = "none", or a language of {known}'
     if len(languages) > 1:
         raise KieloError(
             f'corpus.quality = "fineweb2": {" and ".join(languages)} have different limits, and a source has '
             "both. Fix: a source for each language"
         )
     if (found := known_limits(languages[0])) is None:
-        raise KieloError(f'corpus.quality = "fineweb2": FineWeb2 has no limits for {languages[0]}. {fix}')
+        raise KieloError(
+            f'corpus.quality = "fineweb2": FineWeb2 has no limits for {languages[0]}. Fix: corpus.quality = '
+            '"none"'
+        )
     if not is_cut and not language(languages[0]).has_spaces:
         raise KieloError(
             f'corpus.quality = "fineweb2": {languages[0]} is written without spaces between words, which the '
@@ -90,5 +109,6 @@ def limits_of(languages: Sequence[str], is_cut: bool = False) -> QualityLimits:
     return found
 
 
+@cache
 def known_limits(code: str) -> QualityLimits | None:
-    return _limits().get(code)
+    return QualityLimits(**_rows()[code]) if code in _rows() else None

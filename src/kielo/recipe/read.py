@@ -100,7 +100,10 @@ def read_recipe(
     assert recipe is not None
     known = list(keys_of(Recipe))
     sections = {key.rpartition(".")[0] for key in known}
-    return Read(recipe, {key: _origin(key, origins, "default") for key in known if key not in sections})
+    inside = _of_tables(origins)
+    return Read(
+        recipe, {key: _origin(key, origins, inside, "default") for key in known if key not in sections}
+    )
 
 
 def recipe_choices(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
@@ -464,8 +467,10 @@ def _validate(
     section does not hide a contradiction in another.
     """
 
+    inside = _of_tables(origins)
+
     def origin(key: str) -> str:
-        return _origin(key, origins, default_origin)
+        return _origin(key, origins, inside, default_origin)
 
     complaints: list[Complaint] = []
     broken: set[str] = set()
@@ -512,16 +517,26 @@ def _leave_out(data: TomlTable, location: Sequence[str | int]) -> None:
         table.pop(leaf, None)
 
 
-def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
+def _origin(key: str, origins: dict[str, str], inside: dict[str, str], otherwise: str) -> str:
     """Return the origin of the key or the table above it, else of a value in it (dataset.mixture.NAME)."""
-    key = key.split("[", maxsplit=1)[0]
-    above = key
+    above = key = key.split("[", maxsplit=1)[0]
     while above:
         if above in origins:
             return origins[above]
         above = above.rpartition(".")[0]
-    inside = [origin for known, origin in origins.items() if known.startswith(key + ".")]
-    return "--set" if "--set" in inside else inside[-1] if inside else otherwise
+    return inside.get(key, otherwise)
+
+
+def _of_tables(origins: dict[str, str]) -> dict[str, str]:
+    """Return each table's origin: "--set" if a value in it is set there, else its last value's origin."""
+    inside: dict[str, str] = {}
+    for key, origin in origins.items():
+        table = key.rpartition(".")[0]
+        while table:
+            if inside.get(table) != "--set":
+                inside[table] = origin
+            table = table.rpartition(".")[0]
+    return inside
 
 
 def _leaves(table: TomlTable, prefix: str = "") -> list[str]:

@@ -362,9 +362,10 @@ class Corpus(Section):
     max_bad_share: float = Field(0.01, ge=0, le=1)
     """Share of bad records of a source that are skipped; more are an error. One bad record in ten or more is
     always skipped, unless this is 0. Only with a source of raw text."""
-    quality: Literal["none", "fineweb2"] = "none"
+    quality: Literal["none", "fineweb2", "hplt"] = "none"
     """Filters of documents by repetitions, lines and words. fineweb2: the filters of Gopher and FineWeb with
-    FineWeb2's limits of the language. Only with a source of running text that is cleaned."""
+    FineWeb2's limits of the language. hplt: HPLT's score of web documents, 0.5 or more, by its program
+    docscorer, a package to install. Only with a source of running text that is cleaned."""
     repair_encoding: bool = False
     """Whether ftfy repairs lines whose UTF-8 was read in another encoding ("Ãµ" for "õ"). Only with a source
     of running text that is cleaned."""

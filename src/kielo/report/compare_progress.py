@@ -83,13 +83,14 @@ def progress_rows(runs: Sequence[Gathered]) -> list[tuple[str, ...]]:
     scores = [latest_scores(run) for run in runs]
     others: dict[str, list[str]] = {}
     for number, (run, of) in enumerate(zip(runs, scores, strict=True)):
-        for name, value in _other_measures(run, of):
+        for name, value in _other_measures(run, of, [one for one in scores if one]):
             others.setdefault(name, ["–"] * len(runs))[number] = value
     return rows + [(name, *cells) for name, cells in others.items() if set(cells) != {"–"}]
 
 
-def _other_measures(run: Gathered, scores: Scores | None) -> list[tuple[str, str]]:
+def _other_measures(run: Gathered, scores: Scores | None, of_all: Sequence[Scores]) -> list[tuple[str, str]]:
+    """Return (name, value) of a run. Scores have their settings in the name if another run has others."""
     if scores is None:
         return []
-    found = measures([scores], run.recipe, has_bits=False)
+    found = measures(of_all, run.recipe, has_bits=False)
     return [(name, value(scores)) for name, value in found]

@@ -5,9 +5,9 @@ training log. The two are never mixed, because they score different amounts of t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite, sqrt
 from typing import NamedTuple
@@ -84,54 +84,83 @@ def bits_curves(gathered: Gathered) -> list[Curve]:
     return sorted((curve for curve in found if curve.values), key=lambda curve: curve.languages != own)
 
 
+class TaskKey(NamedTuple):
+    """A task, its metric, and the settings on which its score depends. Scores of one key compare."""
+
+    task: str
+    metric: str
+    shots: int
+    questions: int
+    version: str
+    seed: int
+    chat: bool
+
+    @staticmethod
+    def of(score: TaskScore) -> "TaskKey":
+        return TaskKey(*(getattr(score, field) for field in TaskKey._fields))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (
+            f"{self.shots} shots",
+            f"{self.questions:,} questions",
+            f"version {self.version or 'unknown'}",
+            f"seed {self.seed}",
+            "chat template" if self.chat else "no chat template",
+        )
+
+
 def task_curves(gathered: Gathered) -> list[Curve]:
-    """Return each task's score over the tokens, from the history, and apart from it from the training log."""
-    base, rows = history_of(gathered)
-    before = {(of.task, of.metric): of.value for of in (base.scores.tasks if base and base.scores else ())}
-    found: dict[tuple[str, str], Curve] = {}
-    for row in rows:
-        for of in row.scores.tasks if row.scores else ():
-            key = of.task, of.metric
-            curve = found.setdefault(key, Curve(of.task, (of.language,), [], [], before.get(key)))
-            curve.tokens.append(row.tokens or 0)
-            curve.values.append(of.value)
-            found[key] = replace(curve, errors=(*curve.errors, of.standard_error))
-    names = score_names(found)
-    named = (replace(curve, name=names[key]) for key, curve in found.items())
-    curves = [*named, *_curves_in_training(gathered)]
-    return [curve for curve in curves if len(curve.values) + (curve.base is not None) > 1]
+    """Return each task's score over the tokens, from the history, and apart from it from the training log.
 
-
-def score_names(keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return (task, metric) → the task, with the metric if the task has several."""
-    metrics = Counter(task for task, _ in keys)
-    return {(task, metric): task if metrics[task] == 1 else score_name(task, metric) for task, metric in keys}
-
-
-def score_name(task: str, metric: str) -> str:
-    return f"{task}, {metric.removesuffix(',none')}"  # the filter of most metrics
-
-
-def _curves_in_training(gathered: Gathered) -> Iterator[Curve]:
-    """Yield the curves of `evaluate.every_steps`, in the precision of the training.
-
-    A curve has a point a step. Scores of other shots, questions or versions than the newest do not compare.
+    Scores in training are in the precision of the training. Scores of other settings have other curves.
     """
-    found = defaultdict[tuple[str, str], dict[int, tuple[int, TaskScore]]](dict)
-    for row in gathered.training.tasks if gathered.training else ():
-        for of in row.task_scores:
-            found[of.task, of.metric][row.step] = row.tokens or 0, of
-    names = score_names(found)
-    for key, by_step in found.items():
-        *_, (_, newest) = by_step.values()
-        points = [one for one in by_step.values() if _setting(one[1]) == _setting(newest)]
-        tokens, values = [tokens for tokens, _ in points], [of.value for _, of in points]
-        errors = tuple(of.standard_error for _, of in points)
-        yield Curve(f"{names[key]}, in training", (newest.language,), tokens, values, errors=errors)
+    base, rows = history_of(gathered)
+    before = {TaskKey.of(one): one.value for one in (base.scores.tasks if base and base.scores else ())}
+    scored = ((row.step, row.tokens, row.scores.tasks) for row in rows if row.scores)
+    logged = gathered.training.tasks if gathered.training else ()
+    in_training = ((row.step, row.tokens, row.task_scores) for row in logged)
+    return [*_curves_of(scored, before, ""), *_curves_of(in_training, {}, ", in training")]
 
 
-def _setting(score: TaskScore) -> tuple[int, int, str]:
-    return score.shots, score.questions, score.version
+def _curves_of(
+    rows: Iterable[tuple[int, int | None, Sequence[TaskScore]]], before: Mapping[TaskKey, float], after: str
+) -> Iterator[Curve]:
+    """Yield the curves of rows (step, tokens, scores). One score without the base model's is no curve."""
+    found = defaultdict[TaskKey, dict[int, tuple[int, TaskScore]]](dict)
+    for step, tokens, scores in rows:
+        for one in scores:
+            found[TaskKey.of(one)][step] = tokens or 0, one
+    shown = {key: [*of.values()] for key, of in found.items() if len(of) + (key in before) > 1}
+    names = score_names(shown)
+    for key, points in shown.items():
+        yield Curve(
+            f"{names[key]}{after}",
+            (points[0][1].language,),
+            [tokens for tokens, _ in points],
+            [of.value for _, of in points],
+            before.get(key),
+            tuple(of.standard_error for _, of in points),
+        )
+
+
+def score_names(keys: Collection[TaskKey], has_metrics: bool = False) -> dict[TaskKey, str]:
+    """Return key → the task, with the metric and settings if the task has several.
+
+    has_metrics: with the metric of every task.
+    """
+    metrics, settings = defaultdict[str, set[str]](set), defaultdict[tuple[str, str], list[TaskKey]](list)
+    for key in keys:
+        metrics[key.task].add(key.metric)
+        settings[key.task, key.metric].append(key)
+    names = {}
+    for key in keys:
+        is_long = has_metrics or len(metrics[key.task]) > 1
+        others = zip(*(one.settings for one in settings[key.task, key.metric]), strict=True)
+        own = [mine for mine, every in zip(key.settings, others, strict=True) if len(set(every)) > 1]
+        metric = [key.metric.removesuffix(",none")] if is_long else []  # the filter of most metrics
+        names[key] = ", ".join([key.task, *metric, *own])
+    return names
 
 
 def masked_curve(gathered: Gathered) -> Curve | None:
@@ -285,8 +314,9 @@ def measures(scores: Sequence[Scores], recipe: Recipe, has_bits: bool = True) ->
     )
     yield "Minimal pairs, good sentence likelier", lambda of: _pairs_cell(of.minimal_pairs)
     yield "Pairs made by rules, good sentence likelier", lambda of: _pairs_cell(of.made_pairs)
-    for task, metric in dict.fromkeys((one.task, one.metric) for of in scores for one in of.tasks):
-        yield score_name(task, metric), partial(_task_cell, key=(task, metric))
+    keys = dict.fromkeys(TaskKey.of(one) for of in scores for one in of.tasks)
+    for key, name in score_names(keys, has_metrics=True).items():
+        yield name, partial(_task_cell, key=key)
 
 
 def _own_codes(recipe: Recipe) -> tuple[str, ...]:
@@ -315,9 +345,9 @@ def _pairs_cell(pairs: MinimalPairScores | None) -> str:
     return "–" if pairs is None else pair_rows(pairs)[-1][-1]
 
 
-def _task_cell(scores: Scores, key: tuple[str, str]) -> str:
+def _task_cell(scores: Scores, key: TaskKey) -> str:
     for one in scores.tasks:
-        if (one.task, one.metric) == key:
+        if TaskKey.of(one) == key:
             error = "" if one.standard_error is None else f" ± {Z_95 * one.standard_error:.3f}"
             return f"{one.value:.3f}{error}"
     return "–"

@@ -17,6 +17,7 @@ from kielo.report.gather import Gathered
 from kielo.report.progress import (
     Z_95,
     Curve,
+    TaskKey,
     bits_curves,
     latest_scores,
     masked_curve,
@@ -159,8 +160,12 @@ class _Dot(NamedTuple):
 
 
 def _dots(scores: Scores) -> list[_Dot]:
-    names = score_names([(of.task, of.metric) for of in scores.tasks])
-    dots = [_Dot(names[of.task, of.metric], of.value, of.standard_error, of.chance) for of in scores.tasks]
+    keys = [TaskKey.of(one) for one in scores.tasks]
+    names = score_names(keys)
+    dots = [
+        _Dot(names[key], of.value, of.standard_error, of.chance)
+        for key, of in zip(keys, scores.tasks, strict=True)
+    ]
     for title, pairs in (("minimal pairs", scores.minimal_pairs), ("pairs by rules", scores.made_pairs)):
         if pairs is not None:
             groups = pairs.groups if len(pairs.groups) <= 12 else {}

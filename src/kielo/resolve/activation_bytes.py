@@ -177,13 +177,15 @@ def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Pre
     """Return bytes of a token and layer that attention dropout keeps on a GPU.
 
     They are the outputs of two passes of attention (`models/blocks/flex.py`; the third is the product of the
-    output and a share) and three numbers of each head: the logs of two sums and the share.
+    output and a share) and three numbers of each head: the logs of two sums and the share. `operators` saves
+    both passes, of which its layer counts one, and makes product and share again.
     """
-    is_whole = layout.recompute in ("full", "operators")
-    kept = 1 - 1 / layout.recompute_every_layers if is_whole else 1.0
     queries, _ = _heads(model, layout)
     heads = model.num_attention_heads / layout.tensor
-    return kept * (2 * _BYTES_PER_ELEMENT[precision] * queries + 3 * _FP32 * heads)
+    width = _BYTES_PER_ELEMENT[precision]
+    whole = 2 * width * queries + 3 * _FP32 * heads
+    recomputed = {"full": 0.0, "operators": width * queries + _FP32 * heads}.get(layout.recompute, whole)
+    return whole + (recomputed - whole) / layout.recompute_every_layers
 
 
 def alibi_bytes(

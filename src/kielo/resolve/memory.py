@@ -237,13 +237,16 @@ class _Rank:
         ]
 
     def scoring_bytes(self) -> Column:
-        """Return the bytes that a pass without gradients reserves. It keeps no layer's activations."""
+        """Return the bytes that a pass without gradients reserves. It keeps no layer's activations.
+
+        With `asked_tokens` that is a pass over windows of text or over questions, whichever needs more.
+        """
         work = self.work
         weights = _FP32_BYTES * self.parameters / self.shard
         tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
         columns = tokens * work.vocabulary / work.tensor
         logits = self.has_head * (work.compute_bytes + 2 * _FP32_BYTES) * columns
-        passing = self._forward_bytes(work.tokens, logits)
+        passing = np.maximum(self._forward_bytes(work.tokens, logits), self.asking_bytes())
         return weights + passing + workspace_bytes(passing)
 
     def asking_bytes(self) -> Column:

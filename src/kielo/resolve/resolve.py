@@ -35,7 +35,7 @@ from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.planned_phases import flops_per_token, merged, plan_learning_rates, plan_phases
-from kielo.resolve.resolved import Identity, PhasePlacement, Placement, PlannedPhase, Resolved
+from kielo.resolve.resolved import Identity, PhasePlacement, Placement, PlannedPhase, Resolved, filled
 from kielo.resolve.shares import micro_batches_needed
 from kielo.resolve.software import (
     Software,
@@ -80,7 +80,35 @@ def resolve(
     software of a plan for the recipe's cluster. Raise KieloError for missing stages, for text that another
     recipe made, and with every impossible number.
     """
-    run_folder, is_imagined = Path(run_folder), text is not None
+    software = software or planned(cluster(recipe.cluster))
+    machine = rules.Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
+    return _resolved(recipe, Path(run_folder), machine, text, rules.STEP_RULES)
+
+
+def resolve_to_score(
+    recipe: Recipe,
+    run_folder: Path,
+    world_size: int,
+    device: str,
+    accelerator: str | None,
+    software: Software,
+) -> Resolved:
+    """Compute the placement of a trained model, to score or verify it.
+
+    Arguments and errors are as in `resolve`, but the ranks need not be able to share a training step.
+    """
+    machine = rules.Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
+    return _resolved(recipe, run_folder, machine, None, rules.TEXT_RULES)
+
+
+def _resolved(
+    recipe: Recipe,
+    run_folder: Path,
+    machine: rules.Machine,
+    text: Text | None,
+    step_rules: tuple[rules.StepRule, ...],
+) -> Resolved:
+    world_size, device, is_imagined = filled(machine.world_size), filled(machine.device), text is not None
     if not 1 <= world_size <= _MOST_RANKS:
         raise KieloError(f"--ranks {world_size} does not fit. Fix: 1 to {_MOST_RANKS:,}")
     if text is None:
@@ -88,9 +116,7 @@ def resolve(
         check_recipe(recipe, run_folder)
     of_all_nodes = recipe
     recipe = _with_replicas(on_devices(with_budget(recipe, text), world_size), world_size)
-    software = software or planned(cluster(recipe.cluster))
-    recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
-    machine = rules.Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
+    recipe = with_precision(recipe, chosen_precision(recipe, device, machine.software.has_amx, run_folder)[0])
     asked = full_phases(recipe)
     model = complete_model(recipe, asked, text.vocabulary_size, is_imagined)
     case = rules.Case(recipe, model, machine, asked, text.vocabulary_size)
@@ -100,11 +126,13 @@ def resolve(
     options = tuple(
         TrainOptions.of(precision, recipe.train, (), asks_tasks) for precision in precisions(recipe.train)
     )
-    compiles = device == "cuda" and software.missing_compiler is None and compile_advice(layout) is None
+    compiles = (
+        device == "cuda" and machine.software.missing_compiler is None and compile_advice(layout) is None
+    )
     counted = layout.model_copy(update={"compile": compiles}) if layout.compile is None else layout
     steps = _steps(recipe, asked, text, RankOfRun(model, counted, options, None if found else machine.card))
     of_steps = rules.StepCase(recipe, asked, text, run_folder / "tokens", steps)
-    found = [*found, *rules.complaints(of_steps, rules.STEP_RULES)]
+    found = [*found, *rules.complaints(of_steps, step_rules)]
     rules.refuse(recipe, [named_entry(of_all_nodes, world_size, message) for message in found])
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
     identity = _identity(recipe, model, asked, steps, text.tokens_hash, heldout)

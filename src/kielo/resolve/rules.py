@@ -738,14 +738,18 @@ MACHINE_RULES: tuple[Rule, ...] = (
     _fp8_matrices,
     _device_has_fp8,
 )
-STEP_RULES: tuple[StepRule, ...] = (
+# Rules of which a layout is no part.
+TEXT_RULES: tuple[StepRule, ...] = (
     mixture_has_text,
     repeats_of_sources,
     _precision_changes,
+    _skipped_steps,
+    _heldout_text,
+)
+STEP_RULES: tuple[StepRule, ...] = (
+    *TEXT_RULES,
     _tokens_in_fp8,
     _reduction_in_bf16,
     _ranks_share_the_steps,
     _pipeline_is_filled,
-    _skipped_steps,
-    _heldout_text,
 )

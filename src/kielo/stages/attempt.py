@@ -21,7 +21,7 @@ from kielo.recipe.errors import KieloError, print_text, sentence
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.complete_model import overridden_in_words
-from kielo.resolve.resolve import resolve
+from kielo.resolve.resolve import resolve, resolve_to_score
 from kielo.resolve.resolved import Resolved, filled, read
 from kielo.resolve.shares import uneven_steps
 from kielo.resolve.software import RESOLVED_NAME, chosen_precision, installed, start_timeout_seconds
@@ -163,6 +163,12 @@ def on_ranks(arguments: Sequence[str], ranks: int | None, work: Callable[[], int
         said = sentence(error) or f"{type(error).__name__}: {error}"
         note_refusal(Refusal(message=said))  # the process that started this rank prints it
         return 1
+
+
+def placed_here(recipe: Recipe, ranks: int) -> Resolved:
+    """Place the model of a trained run on this machine's devices, to score or verify it."""
+    device = this_device()
+    return resolve_to_score(recipe, run_folder(recipe), ranks, device, device_name(device), installed(device))
 
 
 def this_device() -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kielo.verify.parity_on_ranks import verify_parity_on_ranks as verify_parity_on_ranks
     from kielo.verify.preflight.check_nodes import preflight as preflight
     from kielo.verify.rehearse import rehearse as rehearse
+    from kielo.verify.rehearse_scoring import rehearse_evaluation as rehearse_evaluation
     from kielo.verify.round_trip import table as round_trip_table
     from kielo.verify.round_trip import verdict as round_trip_verdict
     from kielo.verify.round_trip import verify_round_trip as verify_round_trip

@@ -201,8 +201,7 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
     parts = PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
-    is_stopping = lambda: run.stop.wanted  # noqa: E731
-    return replace(parts, periodic=tuple(make(parts, mesh, is_stopping) for make in run.asked.periodic))
+    return replace(parts, periodic=tuple(make(parts, mesh, run.stop) for make in run.asked.periodic))
 
 
 def _checkpointer(

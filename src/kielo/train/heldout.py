@@ -77,6 +77,9 @@ class HeldOut:
     def due(self, step: int) -> bool:
         return step % self.every_steps == 0 or step == self.total_steps
 
+    def is_owed(self, step: int) -> bool:
+        return False
+
     def row(self, state: State) -> HeldOutLoss:
         whole, *others = self.texts
         loss = self._loss(whole.share)  # computed again: a run that went back takes a step twice

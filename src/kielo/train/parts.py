@@ -39,6 +39,10 @@ class Periodic(Protocol):
 
     def due(self, step: int) -> bool: ...
 
+    def is_owed(self, step: int) -> bool:
+        """Return True if a stop has kept an earlier attempt from making the row of this step."""
+        ...
+
     def row(self, state: State) -> Row: ...
 
 
@@ -68,8 +72,8 @@ class PrecisionParts:
     periodic: tuple[Periodic, ...] = ()
 
 
-# Called with the model's parts, the mesh, and a function that says if this rank was asked to stop.
-MakePeriodic = Callable[[PrecisionParts, Mesh, Callable[[], bool]], Periodic]
+# Called with the model's parts, the mesh, and the run's stop, which long work looks at.
+MakePeriodic = Callable[[PrecisionParts, Mesh, Stop], Periodic]
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,8 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
     while state.step < identity.total_steps and not is_stopped:
         run.time_limits.restart()
         settle_precision(run, resolved)
+        if _write_owed_rows(run):
+            break
         steps = identity.next_steps(state.step + 1, state.spike_steps)
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
@@ -249,6 +251,15 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
     refuse_unsound_weights(run.current.model, run.device)
     refuse_unsound_loss(state.step, run.current.heldout.loss_at(state))
     return "finished"
+
+
+def _write_owed_rows(run: Run) -> bool:
+    """Write the rows of this step that a stop has left out. Return True on all ranks for another stop."""
+    for periodic in run.current.periodic:
+        if periodic.is_owed(run.state.step):
+            with run.meter.paused(), run.time_limits.paused(periodic.name):
+                run.log.write(periodic.row(run.state))
+    return run.stop.is_settled
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:

@@ -32,7 +32,8 @@ class Stop:
         self, step_limit: int | None = None, is_telling: bool = False, triggers: Triggers | None = None
     ):
         self.wanted, self.cause = False, ""
-        self.is_save_agreed = False
+        self.is_save_agreed = self.is_settled = False  # settled: all ranks know of a stop, by `settle`
+        self._is_save_wanted = False
         self._triggers, self._step_limit, self._is_telling = triggers, step_limit, is_telling
         self._presses = Presses()
         self._handlers_before: dict[int, Handler] = {}
@@ -77,28 +78,44 @@ class Stop:
         self._is_meeting, self._at_files = False, at_files
         self._device, self._late = device, DelayedReader(device)
 
-    def agreed(self, step: int) -> bool:
-        """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
-
-        All ranks call it, because a rank that left alone would hang the rest. It sets `is_save_agreed`.
-        """
-        is_save_wanted = False
+    def look(self) -> bool:
+        """Return True if this rank was asked to stop. It reads the trigger files."""
         if self._triggers is not None:
             with self._at_files():
                 is_stop_wanted, is_save_wanted = self._triggers.look()
             if is_stop_wanted and not self.wanted:
                 self._tell("triggers/stop: finishing the step and saving")
             self.wanted = self.wanted or is_stop_wanted
+            self._is_save_wanted = self._is_save_wanted or is_save_wanted
+        return self.wanted
+
+    def settle(self) -> bool:
+        """Return True on every rank if any rank was asked to stop. The run then stops after this step.
+
+        All ranks call it in long work between steps, and wait for the device.
+        """
+        ranks_that_want = torch.full((1,), float(self.look()), device=self._device)
+        dist.all_reduce(ranks_that_want)
+        self.is_settled = self.is_settled or bool(ranks_that_want.item())
+        self.wanted = self.wanted or self.is_settled
+        return self.is_settled
+
+    def agreed(self, step: int) -> bool:
+        """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
+
+        All ranks call it, because a rank that left alone would hang the rest. It sets `is_save_agreed`.
+        """
         # filled on the device, because a copy from ordinary memory would make the host wait
         ranks_that_want = torch.zeros(2, device=self._device)
-        if self.wanted:
+        if self.look():
             ranks_that_want[0].fill_(1)
-        if is_save_wanted:
+        if self._is_save_wanted:
             ranks_that_want[1].fill_(1)
+        self._is_save_wanted = False
         dist.all_reduce(ranks_that_want)
         seen = self._late.read(ranks_that_want)
         self.is_save_agreed = bool(seen and seen[1])
-        return self.is_at_limit(step) or bool(seen and seen[0])
+        return self.is_at_limit(step) or self.is_settled or bool(seen and seen[0])
 
     def is_at_limit(self, step: int) -> bool:
         return self._step_limit is not None and step >= self._step_limit

@@ -86,6 +86,19 @@ def phase_of(identity: Identity, options: RanksOptions, steps: int) -> PlannedPh
     )
 
 
+def step_of_parity(resolved: Resolved, options: RanksOptions) -> Resolved:
+    """Return the job of one step of Kielo's side, for `rehearse`."""
+    of_run = scaled(resolved, options)
+    layout, phase = of_run.placement.layout, phase_of(of_run.identity, options, 1)
+    sequences = -(-phase.sequences_per_step // (layout.replicate * layout.shard))
+    size = {"micro_batch_sequences": 1, "micro_batches_per_step": rows_of(layout, sequences)}
+    placed = of_run.placement.phases[0].model_copy(update=size)
+    return Resolved(
+        identity=of_run.identity.model_copy(update={"phases": (phase,)}),
+        placement=of_run.placement.model_copy(update={"phases": (placed,)}),
+    )
+
+
 def rows_of(layout: Layout, sequences: int) -> int:
     """Return the micro-batches of one sequence that a data rank takes for its `sequences`."""
     return int(micro_batches_needed(layout, sequences, 1))

@@ -24,7 +24,7 @@ from kielo.recipe.cards import Cluster, accelerator, accelerators
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Precision
 from kielo.resolve.memory import needed_bytes, usable_bytes
-from kielo.resolve.resolved import PhasePlacement, Resolved, filled
+from kielo.resolve.resolved import PhasePlacement, Placement, Resolved, filled
 from kielo.resolve.shares import AXES, coordinates
 from kielo.resolve.stages import (
     layer_numbers,
@@ -59,13 +59,7 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehe
     layout = resolved.placement.layout.model_copy(update={"compile": False})
     placement = resolved.placement.model_copy(update={"layout": layout})
     resolved = resolved.model_copy(update={"placement": placement})
-    if not 0 <= rank < placement.world_size:
-        raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
-    if layout.cpu_offload:
-        raise KieloError(
-            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device, so the two "
-            "memories cannot be counted apart. Fix: layout.cpu_offload = false"
-        )
+    refuse_unrehearsed(placement, rank)
     started = time.monotonic()
     index = heaviest_phase(resolved)
     phase = placement.phases[index]
@@ -88,6 +82,17 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehe
     report.update(_host(resolved, report, site))
     report["seconds"] = time.monotonic() - started
     return report
+
+
+def refuse_unrehearsed(placement: Placement, rank: int) -> None:
+    """Raise KieloError for a rank that does not exist and for a setting that cannot be rehearsed."""
+    if not 0 <= rank < placement.world_size:
+        raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
+    if placement.layout.cpu_offload:
+        raise KieloError(
+            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device, so the two "
+            "memories cannot be counted apart. Fix: layout.cpu_offload = false"
+        )
 
 
 def _report(
@@ -177,7 +182,7 @@ class WatchedStep:
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
-        self._name(_all_parameters(self.model), "parameters")
+        self._name(parameters_of(self.model), "parameters")
         scale_weights(self.model)
         self._name(model.buffers(), "tables")
         train, chunk_tokens = identity.train, filled(placement.train.loss_chunk_tokens)
@@ -218,7 +223,7 @@ class WatchedStep:
     def _begin_update(self, batch: StepBatch) -> None:
         """Measure the state before the update: gradients are reduced, and the passes hold nothing else."""
         self._watch.section = "update"
-        parameters = _all_parameters(self.model)
+        parameters = parameters_of(self.model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._name(gradients, "gradients")
         self._name(parameters, "parameters")
@@ -294,6 +299,6 @@ def _state(optimiser: Optimiser) -> Iterator[Tensor]:
         yield from state.values()
 
 
-def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Return the model's parameters with a tied embedding's copy, which stages neither name nor optimise."""
     return [p for module in model.modules() for p in module.parameters(recurse=False)]

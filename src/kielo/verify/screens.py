@@ -198,6 +198,16 @@ class CollectiveCount(TypedDict):
     bytes: int
 
 
+class RehearsedScoring(TypedDict):
+    """A forward pass of evaluation on one rank: `rows` sequences, over all ranks."""
+
+    precision: str
+    rows: int
+    held_bytes: int
+    peak_bytes: int
+    needed_bytes: int
+
+
 class Rehearsal(TypedDict, total=False):
     """One rank of `kielo rehearse --json`. Without a site it has no figures of the host's memory."""
 
@@ -228,6 +238,7 @@ class Rehearsal(TypedDict, total=False):
     host_bytes_per_node: float
     usable_host_bytes_per_node: float
     seconds: float
+    evaluation_bytes: dict[str, int]  # with --evaluation: work → bytes that it needs
 
 
 _PHASES = ("forward", "backward", "update")
@@ -281,6 +292,15 @@ def summary(rehearsal: Rehearsal) -> str:
         f"bytes between steps: {held}; computed from the tensor-parallel plan: {said}\n"
         f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
     )
+
+
+def evaluation(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:
+    trained = rehearsal["needed_bytes"]
+    rows = [
+        (what, _gigabytes(size), f"{100 * size / trained:.0f} %")
+        for what, size in rehearsal["evaluation_bytes"].items()
+    ]
+    return ("evaluation and parity", "GB needed", "of the training's"), rows
 
 
 def collectives(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:

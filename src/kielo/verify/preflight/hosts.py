@@ -9,7 +9,8 @@ Binding: each rank may use the cores that the cluster's card gives its device, o
 
 Network: NCCL (or RCCL) uses the network that the card expects, and did not fall back to sockets. A missing
 plugin is 22 times slower and no error (CSCS documentation of NCCL, 2026-08: 122.6 and 5.4 GB/s). NCCL names
-its network only in its log, which must be requested before it starts.
+its network only in its log, which must be requested before it starts. gloo's interface is shown, because many
+cards name none.
 """
 
 import os
@@ -29,6 +30,7 @@ import torch
 import xxhash
 
 import kielo
+from kielo.ranks.rendezvous import gloo_interface
 from kielo.verify.preflight.job import CLOCK_ROUNDS, Finding, Job
 
 # Variables that change how a rank computes or communicates. Those that choose its devices differ by rank.
@@ -210,15 +212,17 @@ def networks_of(log: str) -> list[str]:
 class Networks(TypedDict):
     networks: list[str]
     is_expected: bool
+    gloo: str  # its interface, "" if unknown
 
 
 def measure_network(job: Job) -> Networks | None:
-    """Return the networks that this rank's NCCL names, and if the card expects them; None on CPUs."""
+    """Return the networks of this rank's NCCL, and if the card expects them; None on CPUs."""
     if job.nccl_log is None:
         return None
     log = job.nccl_log.read_text(encoding="utf-8", errors="replace") if job.nccl_log.is_file() else ""
     expected = _expected_log(job)
-    return {"networks": networks_of(log), "is_expected": not expected or bool(re.search(expected, log))}
+    is_expected = not expected or bool(re.search(expected, log))
+    return {"networks": networks_of(log), "is_expected": is_expected, "gloo": gloo_interface()}
 
 
 def judge_network(found: Sequence[Networks | None], job: Job) -> list[Finding]:
@@ -246,4 +250,6 @@ def summarise_network(found: Sequence[Networks | None], job: Job) -> str:
     logs = [one for one in found if one is not None]
     if not logs:
         return "gloo, over sockets"
-    return ", ".join(dict.fromkeys(name for one in logs for name in one["networks"])) or "NCCL names none"
+    names = ", ".join(dict.fromkeys(name for one in logs for name in one["networks"])) or "NCCL names none"
+    interfaces = sorted({one["gloo"] or "an unknown interface" for one in logs})
+    return f"{names}; gloo over {', '.join(interfaces)}"
