@@ -88,13 +88,25 @@ def test_a_file_without_a_version_is_begun_again(tmp_path, web, monkeypatch):
     """A file of the same size can have taken its place since: no head of one joins the tail of another."""
     monkeypatch.setattr(remote_files, "TRIES", 1)
     web.pages["/et.txt"] = Page(TEXT, version="", breaks=[9000])
-    with pytest.raises(KieloError, match="could not be fetched"):
+    fix = "Fix: a server or mirror that tells ETag or Last-Modified, or download the file and give its path"
+    with pytest.raises(KieloError, match=f"could not be fetched.*{fix}"):
         fetched(tmp_path, f"{web.address}/et.txt")
     (part,) = (tmp_path / "raw").glob(".a.downloads/*.part")
     part.write_bytes(TEXT[:9000])
     web.pages["/et.txt"] = Page(TEXT.upper(), version="", later=Page(TEXT, version=""))
     fetched(tmp_path, f"{web.address}/et.txt")
     assert (tmp_path / "raw" / "a" / "et.txt").read_bytes() == TEXT.upper()
+
+
+def test_a_server_without_ranges_that_ends_long_answers(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote_files, "TRIES", 1)
+    web.pages["/et.txt"] = Page(TEXT, has_ranges=False, breaks=[9000] * 9)
+    with pytest.raises(KieloError, match="could not be fetched"):
+        fetched(tmp_path, f"{web.address}/et.txt")
+    (part,) = (tmp_path / "raw").glob(".a.downloads/*.part")
+    part.write_bytes(TEXT[:9000])
+    with pytest.raises(KieloError, match="Fix: a server or mirror with ranges, or download the file and"):
+        fetched(tmp_path, f"{web.address}/et.txt")
 
 
 def test_only_files_that_are_fetched_need_room(tmp_path, web, monkeypatch):

@@ -37,14 +37,16 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
     pytest.importorskip("rensa")
     text, hashes, began = tmp_path / "text", set(), sum(os.times()[:4])
     planted = BENCHMARK["write_text"](text, BYTES, 1)
-    size = sum(path.stat().st_size for path in text.iterdir())
-    assert 0.95 * BYTES < size < 1.05 * BYTES
+    sizes = [path.stat().st_size for path in sorted(text.iterdir())]
+    assert 0.95 * BYTES < sum(sizes) < 1.05 * BYTES and len(sizes) == 16
     corpus = Corpus(
         sources=str(text), language_identifier="lid176", near_copies="fineweb2",
         line_language_threshold=0, document_language_threshold=0,
     )  # fmt: skip
     for number in (1, 4, 16):
-        monkeypatch.setattr(corpus_parts, "part_bytes", lambda total, number=number: total * 1.02 / number)
+        files = len(sizes) // number
+        most = max(sum(sizes[begin : begin + files]) for begin in range(0, len(sizes), files))
+        monkeypatch.setattr(corpus_parts, "part_bytes", lambda total, most=most: most)
         peaks, folder = BENCHMARK["PeaksOfWorkers"](), tmp_path / f"{number} parts"
         with monkeypatch.context() as kept:
             kept.setattr("kielo.corpus.corpus_stage.remove_tasks", lambda *_, **__: None)

@@ -20,6 +20,20 @@ from kielo.recipe.sections import Corpus, Recipe
 from tests.corpus.texts import estonian_document
 
 MEMORY = 80 << 20  # of a node's store of objects, the least
+# In place of Ray: no task is finished at the first 30 looks, and then each has its batch as its result.
+FAKE_RAY = """
+import os
+from types import SimpleNamespace
+
+assert os.environ["RAY_task_oom_retries"] == "3"  # which Ray reads as it is imported
+free, looks = {}, iter(range(30))
+init = lambda **keys: None
+remote = lambda **keys: lambda work: SimpleNamespace(remote=lambda *what: what[-1])
+cluster_resources = lambda: {"CPU": 2.0}
+available_resources = lambda: free
+wait = lambda tasks, **keys: ([], tasks) if next(looks, None) is not None else (tasks[:1], tasks[1:])
+get = lambda task: task
+"""
 
 
 def recipe_of(folder: Path, **keys) -> Recipe:
@@ -40,11 +54,15 @@ def made(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster(monkeypatch, request):
+    """Two nodes of one CPU. Parameters: variables of their environment."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    for name, value in getattr(request, "param", {}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or else other work of this machine starves them
     of_node = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=of_node)
     cluster.add_node(**of_node)
@@ -141,3 +159,64 @@ def test_refusals(tmp_path, monkeypatch):
     ):
         run_corpus_share(recipe, tmp_path / "c", tmp_path / "raw", (1, 2), False)
     assert not (tmp_path / "c").exists()
+
+
+def work_of_a_node():
+    """Return the variables that a batch names, or the batch's exception, or wait for memory to run out."""
+
+    def work(batch):
+        if isinstance(batch, Exception):
+            raise batch
+        return time.sleep(batch) if isinstance(batch, int) else [os.environ.get(name) for name in batch]
+
+    return work
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cluster", [{"KIELO_OF_THE_NODE": "1"}], indirect=True)
+def test_a_process_of_ray_is_as_of_this_machine(tmp_path, cluster, monkeypatch):
+    """Kielo's variables, threads, the error for memory, and the refusal of a node that lacks the disk."""
+    monkeypatch.delenv("KIELO_OF_THE_NODE")
+    monkeypatch.setenv("KIELO_PREFETCHED", str(tmp_path))
+    (tmp_path / "plan.json").write_text("{}")
+    names = ["KIELO_PREFETCHED", "KIELO_OF_THE_NODE", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"]
+    with ray_pool.RayPool(work_of_a_node, (), tmp_path / "plan.json") as pool:
+        assert list(pool.results([names])) == [[str(tmp_path), None, "1", "false"]]
+        with pytest.raises(KieloError, match=r"ran out of memory. Finished.*corpus.max_document_bytes"):
+            list(pool.results([MemoryError()]))
+    lacking = tmp_path / "of another disk"
+    with (
+        ray_pool.RayPool(work_of_a_node, (), lacking / "plan.json") as pool,
+        pytest.raises(
+            KieloError, match=f"does not see {lacking}. Fix: the run on a disk that all nodes share"
+        ),
+    ):
+        list(pool.results([names]))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "cluster",
+    [{"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}],
+    indirect=True,
+)
+def test_memory_that_runs_out_again_and_again(tmp_path, cluster):
+    """Ray's own monitor kills the process of a task."""
+    (tmp_path / "plan.json").write_text("{}")
+    with (
+        ray_pool.RayPool(work_of_a_node, (), tmp_path / "plan.json") as pool,
+        pytest.raises(KieloError, match=r"a task lost its process 4 times, mostly because memory ran out"),
+    ):
+        list(pool.results([60]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("free", "times"), [({}, 1), ({"CPU": 0.5}, 1), ({"CPU": 1.0}, 0)])
+def test_a_busy_cluster_is_said_once(tmp_path, monkeypatch, capfd, free, times):
+    (tmp_path / "ray.py").write_text(FAKE_RAY.replace("free, looks = {}", f"free, looks = {free}"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with ray_pool.RayPool(work_of_a_node, (), tmp_path / "plan.json") as pool:
+        assert list(pool.results([1, 2])) == [1, 2]
+    said = "corpus: Ray has 2 CPUs and none is free: waiting"
+    assert capfd.readouterr().err.splitlines().count(said) == times

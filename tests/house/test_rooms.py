@@ -85,12 +85,10 @@ def test_files_that_stages_exchange_are_read_through_their_types(house):
     assert checks.exchanged_files_by_name(house, names) == ["report/gather.py:1: scores.json"]
 
 
-# Bytes of the process itself or of its own workers, a reader that takes only tables of tensors, and what Ray
-# brings to its tasks, whose whole protocol is pickles of those who may use the cluster.
+# Bytes of the process itself or of its own workers, and a reader that takes only tables of tensors.
 MAY_UNPICKLE = {
     "checkpoint/tensor_table.py: pickle", "checkpoint/tensor_table.py: torch.load",
-    "corpus/process_pool.py: pickle", "corpus/ray_pool.py: pickle",
-    "ranks/flight_record.py: pickle",
+    "corpus/process_pool.py: pickle", "ranks/flight_record.py: pickle",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ CONNECT_SECONDS, READ_SECONDS = 30, 120
 _WEB = ("http", "https")
 # File systems that are flat, so that a folder needs no making.
 _WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+_RESUME = "the same command resumes"
 T = TypeVar("T")
 _PASSING_STATUS = frozenset({408, 423, 425, 429})  # of statuses below 500
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -113,9 +114,9 @@ class RemoteFiles:
         and if the connection broke off TRIES times without a byte between.
         """
         try:
-            self.tried(lambda: self._read_on(one, part), one.path, lambda: _size(part))
+            self.tried(lambda: self._read_on(one, part), one.path, lambda: _size(part), _fix_of(one))
         except _NoRanges:
-            self.tried(lambda: self._read_whole(one, part), one.path)
+            self.tried(lambda: self._read_whole(one, part), one.path, fix=_other_server("with ranges"))
         now = self.describe(one.path, one.name)
         has_other_size = one.bytes is not None and _size(part) != one.bytes
         if has_other_size or (now.bytes, now.version) != (one.bytes, one.version):
@@ -217,8 +218,13 @@ class RemoteFiles:
     def remove(self, path: str) -> None:
         self.tried(lambda: self.system.rm_file(path), path)
 
-    def tried(self, act: Callable[[], T], what: str, have: Callable[[], int] = lambda: 0) -> T:
-        """Act until it succeeds. A problem that may pass is tried again. `have` counts bytes: progress."""
+    def tried(
+        self, act: Callable[[], T], what: str, have: Callable[[], int] = lambda: 0, fix: str = _RESUME
+    ) -> T:
+        """Act until it succeeds. A problem that may pass is tried again. `have` counts bytes: progress.
+
+        fix: of the error after the last try.
+        """
         failed, reached = 0, -1
         while True:
             try:
@@ -234,7 +240,7 @@ class RemoteFiles:
                 if is_lasting(problem):
                     raise KieloError(f"{told}. Fix: another address, or other keys") from None
                 if failed >= TRIES:
-                    raise KieloError(f"{told}. Fix: the same command resumes") from None
+                    raise KieloError(f"{told}. Fix: {fix}") from None
                 self._say(f"{told}. It is tried again")
                 time.sleep(min(FIRST_WAIT_SECONDS * 2 ** (failed - 1), MAX_WAIT_SECONDS))
 
@@ -261,6 +267,16 @@ def _opened(address: str) -> tuple[Any, str]:
         raise KieloError(f"{address}: needs the package {package}. Fix: pip install {fix}") from None
     except ValueError as problem:
         raise KieloError(f"{address}: {problem}. Fix: https://, s3://, hf://, or a path") from None
+
+
+def _fix_of(one: RemoteFile) -> str:
+    if one.bytes is None:
+        return _other_server("that tells Content-Length")
+    return _RESUME if one.version or one.checksum else _other_server("that tells ETag or Last-Modified")
+
+
+def _other_server(kind: str) -> str:
+    return f"a server or mirror {kind}, or download the file and give its path"
 
 
 def _copy(source: Any, to: IO[bytes]) -> None:

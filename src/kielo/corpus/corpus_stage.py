@@ -29,6 +29,7 @@ from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus import damage, mojibake, near_copies, personal_data, ray_pool, web_document_score
 from kielo.corpus.corpus_tasks import (
     PACKAGES,
+    PLAN,
     CorpusTasks,
     corpus_worker,
     plan_tasks,
@@ -212,8 +213,8 @@ def _do(tasks: CorpusTasks, say: Callable[[str], None]) -> list[FunnelSource]:
     workers = corpus.workers if tasks.num_bytes >= LEAST_BYTES_FOR_WORKERS else 1
     read: list[FunnelSource] = []
     work = partial(corpus_worker, tasks.recipe, tasks.work.absolute())
-    on_ray = corpus.engine == "ray"
-    with RayPool(work, PACKAGES) if on_ray else WorkerPool(work, workers, "corpus") as pool:
+    on_ray, plan = corpus.engine == "ray", tasks.work / PLAN
+    with RayPool(work, PACKAGES, plan) if on_ray else WorkerPool(work, workers, "corpus") as pool:
         for round in tasks.rounds:
             tasks.run_round(round, pool)
             if round == "clean":

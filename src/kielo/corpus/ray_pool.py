@@ -8,12 +8,12 @@ talks to Ray, because Ray ends the process that talks to it when the head node i
 import json
 import multiprocessing
 import os
-import pickle
 import platform
+import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,13 +21,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from kielo.artifact.manifest import installed_versions
-from kielo.corpus.process_pool import Work, end_with_parent, without_interrupts, without_main_file
+from kielo.corpus.process_pool import (
+    WORKER_ENVIRONMENT,
+    Work,
+    end_with_parent,
+    without_interrupts,
+    without_main_file,
+)
 from kielo.recipe.errors import KieloError
 
 TRIES = 4  # of a task whose process or node is lost
 LEAST_AHEAD, AHEAD_OF_CPU = 64, 4  # tasks that Ray has at once
 CONNECT_SECONDS = 120.0
-WATCH_SECONDS, PATIENCE_SECONDS = 5.0, 60.0  # between looks at the CPUs of the cluster; without a CPU
+WATCH_SECONDS, PATIENCE_SECONDS = 5.0, 60.0  # between looks at the cluster; without a CPU, or a finished task
+_OWN_VARIABLES = "KIELO_"
 _WHAT = 'corpus.engine = "ray"'
 _KEPT, _AGAIN = "Finished tasks are kept", "then the same command again"
 _LOST = (
@@ -49,11 +56,13 @@ class RayPool:
     """Tasks on the cluster of Ray at RAY_ADDRESS, or else on the cluster that has this machine.
 
     `make` makes the function that does a task, once in each process. packages: must have the versions on each
-    node that they have here.
+    node that they have here. plan: a file of the run, which each node must see at this place. Kielo's
+    variables of the environment are the same there as here.
     """
 
-    def __init__(self, make: Callable[[], Work], packages: Sequence[str]):
-        self._what = pickle.dumps(make), os.getcwd(), json.dumps(installed_versions(tuple(packages)))
+    def __init__(self, make: Callable[[], Work], packages: Sequence[str], plan: Path):
+        versions = json.dumps(installed_versions(tuple(packages)))
+        self._what = make, os.getcwd(), versions, str(plan.absolute()), _own_variables() | WORKER_ENVIRONMENT
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -107,7 +116,13 @@ class RayPool:
         return found
 
 
+def _own_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_OWN_VARIABLES)}
+
+
 def _talk_to_ray(pipe: Connection, *what: Any) -> None:
+    # Before Ray is imported. A process that its memory monitor kills does not count as one of max_retries.
+    os.environ.setdefault("RAY_task_oom_retries", str(TRIES - 1))
     end_with_parent()
     os.dup2(2, 1)  # Ray writes to both
     try:
@@ -142,7 +157,7 @@ def _results(what: tuple[Any, ...], batches: Sequence[Any]) -> Iterator[Any]:
     import ray
 
     remote: Any = ray.remote(num_cpus=1, max_retries=TRIES - 1)(_work_on)
-    left, waiting, idle = iter(batches), list[Any](), 0.0
+    left, waiting, without_cpu, without_result = iter(batches), list[Any](), 0.0, 0.0
     while True:
         cpus = ray.cluster_resources().get("CPU", 0)
         most = max(LEAST_AHEAD, int(AHEAD_OF_CPU * cpus))
@@ -150,14 +165,22 @@ def _results(what: tuple[Any, ...], batches: Sequence[Any]) -> Iterator[Any]:
         if not waiting:
             return
         done, waiting = ray.wait(waiting, num_returns=1, timeout=WATCH_SECONDS)
-        idle = 0.0 if done or cpus >= 1 else idle + WATCH_SECONDS
-        if idle >= PATIENCE_SECONDS:
+        without_result = 0.0 if done else without_result + WATCH_SECONDS
+        without_cpu = 0.0 if done or cpus >= 1 else without_cpu + WATCH_SECONDS
+        if without_cpu >= PATIENCE_SECONDS:
             raise KieloError(
                 f"{_WHAT}: the cluster has no CPU. {_KEPT}. Fix: `ray start --address=HOST:PORT` on a node, "
                 f"{_AGAIN}"
             )
+        if without_result >= PATIENCE_SECONDS and cpus >= 1 and ray.available_resources().get("CPU", 0) < 1:
+            _say_once(f"corpus: Ray has {cpus:g} CPUs and none is free: waiting")
         for task in done:
             yield ray.get(task)
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _as_sent(problem: Exception) -> Exception:
@@ -168,6 +191,10 @@ def _as_sent(problem: Exception) -> Exception:
         cause = problem.cause
         if isinstance(cause, KieloError | OSError):
             return cause
+        if isinstance(cause, MemoryError):
+            return KieloError(
+                f"{_WHAT}: a task ran out of memory. {_KEPT}. Fix: a smaller corpus.max_document_bytes"
+            )
         if "No module named 'kielo'" in str(problem):
             return KieloError(f"{_WHAT}: a node has no Kielo. Fix: the same environment on each node")
         return RuntimeError(f"a task of Ray failed:\n{problem}")
@@ -191,12 +218,28 @@ def _first_line(problem: Exception) -> str:
 # --- In a process of Ray ---
 
 
-def _work_on(make: bytes, folder: str, versions: str, batch: Any) -> Any:
-    return _made(make, folder, versions)(batch)
+_made: list[Work] = []  # by the first task: a process of Ray is of one pool alone
 
 
-@lru_cache(maxsize=1)
-def _made(make: bytes, folder: str, versions: str) -> Work:
+def _work_on(
+    make: Callable[[], Work],
+    folder: str,
+    versions: str,
+    plan: str,
+    environment: Mapping[str, str],
+    batch: Any,
+) -> Any:
+    if not _made:
+        _refuse_other_node(folder, versions, Path(plan))
+        os.chdir(folder)  # paths of recipes may be relative
+        for name in _own_variables():
+            del os.environ[name]
+        os.environ.update(environment)
+        _made.append(make())
+    return _made[0](batch)
+
+
+def _refuse_other_node(folder: str, versions: str, plan: Path) -> None:
     node, wanted = platform.node(), json.loads(versions)
     found = installed_versions(tuple(wanted))
     if differing := [name for name in wanted if found.get(name) != wanted[name]]:
@@ -210,5 +253,7 @@ def _made(make: bytes, folder: str, versions: str) -> Work:
             f"{_WHAT}: node {node} has no folder {folder}. Fix: start from a folder of a disk that all nodes "
             "share"
         )
-    os.chdir(folder)  # paths of recipes may be relative
-    return pickle.loads(make)()
+    if not plan.is_file():
+        raise KieloError(
+            f"{_WHAT}: node {node} does not see {plan.parent}. Fix: the run on a disk that all nodes share"
+        )
