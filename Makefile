@@ -29,7 +29,7 @@ TORCH_211 ?= .torch/2.11
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
-	@echo "make test                6 min  the test suite, in WORKERS=$(WORKERS) processes"
+	@echo "make test                8 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
