@@ -265,11 +265,14 @@ def refuse_leftovers(folder: Path, gigabytes: float, is_removed: bool) -> None:
     """Refuse what an earlier call left, whose tasks would not be done again, and a disk without room."""
     corpus = folder / f"corpus {gigabytes:g}"
     left = [place for place in (corpus, tasks_folder(corpus)) if place.exists()]
+    has_text = (folder / f"text {gigabytes:g}.json").is_file()  # which only this script writes
     if left and not is_removed:
         sys.exit(f"{left[0]}: is there already. Fix: --remove, which removes it")
+    for place in [*left, folder / f"text {gigabytes:g}"]:
+        if place.exists() and not has_text:
+            sys.exit(f"{place}: this script did not make it, or was ended. Fix: another folder")
     for place in left:
         shutil.rmtree(place)
-    has_text = (folder / f"text {gigabytes:g}.json").is_file()
     needed, free = (DISK - has_text) * gigabytes * 1e9, shutil.disk_usage(folder).free
     if free < needed:
         sys.exit(f"{folder}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free. Fix: free space")

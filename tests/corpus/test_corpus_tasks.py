@@ -210,7 +210,7 @@ def test_copies_of_hashes(tmp_path, monkeypatch):
 
 
 def test_compressed_text_has_more_buckets(tmp_path, monkeypatch):
-    """As much as six times its size on disk; by bands if near copies are looked for."""
+    """A compressed file counts as six times its size on disk; near copies count by bands."""
     pytest.importorskip("rensa")
     asked = []
     monkeypatch.setattr(corpus_tasks, "num_buckets", lambda *given: asked.append(given) or 1)
@@ -348,7 +348,7 @@ def test_a_task_of_changed_input_is_not_kept(tmp_path, monkeypatch, round, numbe
 
 
 def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):
-    """Of a package that makes text; the finished stage stays."""
+    """A package that makes text was upgraded; the finished stage stays."""
     write_sources(tmp_path)
     plan = lambda: plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)  # noqa: E731
     tasks, *identity = plan()

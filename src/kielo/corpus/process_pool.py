@@ -36,7 +36,7 @@ _made: list[Work] = []  # in a worker: its work, once it is made
 
 
 class TaskPool(Protocol):
-    """What does tasks: a `WorkerPool`, or a pool on a cluster (`ray_pool.py`)."""
+    """A pool that does tasks: a `WorkerPool`, or a pool on a cluster (`ray_pool.py`)."""
 
     def results(self, batches: Iterable[Any]) -> Generator[Any, None, None]: ...
 

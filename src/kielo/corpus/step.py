@@ -67,7 +67,7 @@ class LanguageRule:
     score_names: tuple[str, ...] = ()
     """Names of the language in HPLT's scorer. Empty: no score is asked for."""
     has_spaces: bool = True
-    """Whether all the languages are written with spaces between words."""
+    """True if all the languages are written with spaces between words."""
 
 
 def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
