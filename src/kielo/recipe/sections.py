@@ -388,7 +388,7 @@ class Corpus(Section):
     workers: PositiveInt = 2
     """Processes that clean text, and later pack it."""
     engine: Literal["processes", "ray"] = "processes"
-    """What does the tasks of the corpus. processes: workers of this machine. ray: a cluster of Ray whose
+    """Runner of the corpus' tasks. processes: workers of this machine. ray: a cluster of Ray whose
     nodes share the run's disk. Only with a source of raw text."""
     code: CodeFilters = CodeFilters()
     """Limits for files of code."""
