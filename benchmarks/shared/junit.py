@@ -34,3 +34,12 @@ def properties(report: Path) -> dict[str, dict[str, str]]:
         }
         for case in passed
     }
+
+
+def seconds_of_files(report: Path) -> dict[str, int]:
+    """Returns the seconds of all cases of each file of tests."""
+    found: dict[str, float] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = f"{(case.get('classname') or '').replace('.', '/')}.py"
+        found[file] = found.get(file, 0) + float(case.get("time") or 0)
+    return {file: round(seconds) for file, seconds in found.items()}

@@ -1,9 +1,10 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Eight parts, three at a time, for two cores, the longest first. Cases with limits of seconds are in the part
-of faults, which often waits. All other parts only compute, and give way to it (`nice`). Each prints its
-twelve slowest cases. For a measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0:
-else each session has the same share, whatever its `nice`.
+Faults in one process, because they often wait and some have limits of seconds. Beside them all others in two,
+which only compute and give way (`nice`). Compiled layers by family and recomputation are left to `make
+test-torches`, which runs them with each version of torch. The result has the seconds of the longest files.
+For a measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0: else each session has
+the same share, whatever its `nice`.
 """
 
 import json
@@ -19,33 +20,28 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
-from junit import outcome
+from junit import outcome, seconds_of_files
+from torches import COMPILED_LAYERS
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RESULT = Path(__file__).parents[1] / "results" / "test_full.json"
-_FAMILIES = "tests/verify/test_family_layouts.py"
-# Name of the part → what it has of the cases marked full. "others" has the rest.
-_FULL = {
-    "demos": [f"tests/cli/test_{name}.py" for name in ("demo", "encoder", "follows")],
-    "families": [_FAMILIES],
-    "layouts": ["tests/verify"],
-    "pages": ["tests/docs"],
-    "training": ["tests/train", "tests/parallel"],
-}
-_FAULTS = "faults"
-# Name of the part → arguments of pytest. The longest come first, so that all processes end at the same time.
+_OPTIONS = ["--tb=short", "--instafail", "--dist", "loadfile", "--no-loadscope-reorder"]
+LONGEST = 30
+_ALL_FAMILIES = (
+    "test_a_compiled_layer_keeps_what_is_planned",
+    "test_a_compiled_layer_of_a_gpu_keeps_flexattentions_output",
+)
+_LEFT_OUT = [f"--deselect={COMPILED_LAYERS}::{name}" for name in _ALL_FAMILIES]
+# Name of the part → its command before and after the interpreter.
 PARTS = {
-    _FAULTS: ["-m", "not full", "tests/faults"],
-    **{name: ["-m", "full", *paths] for name, paths in _FULL.items()},
-    "usual": ["-m", "not full", "--ignore=tests/faults"],
-    "others": ["-m", "full", *(f"--ignore={path}" for paths in _FULL.values() for path in paths)],
+    "faults": ([], ["tests/faults"]),
+    "others": (["nice", "-n", "5"], ["-n", "2", "--ignore=tests/faults", *_LEFT_OUT]),
 }
-PARTS["layouts"].append(f"--ignore={_FAMILIES}")
 
 
 def main() -> None:
     begun = time.monotonic()
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(len(PARTS)) as pool:
         parts = dict(zip(PARTS, pool.map(_run, PARTS), strict=True))
     found = {
         "date": date.today().isoformat(),
@@ -60,19 +56,20 @@ def main() -> None:
 
 
 def _run(part: str) -> dict[str, Any]:
-    """Runs pytest on the cases of a part; returns its status, counts (none if it broke off) and seconds."""
-    begun = time.monotonic()
+    """Runs pytest on a part; returns its status, counts and longest files (none if it broke off), seconds."""
+    begun, (before, after) = time.monotonic(), PARTS[part]
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
-        arguments = [*PARTS[part], "--tb=short", "--durations=12", f"--junit-xml={report}"]
-        priority = [] if part == _FAULTS else ["nice", "-n", "5"]
         status = subprocess.run(
-            [*priority, sys.executable, "-m", "pytest", *arguments],
+            [*before, sys.executable, "-m", "pytest", *after, *_OPTIONS, f"--junit-xml={report}"],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         ).returncode
-        counts = outcome(report) if report.exists() else {}
-    return {"status": status, **counts, "seconds": round(time.monotonic() - begun)}
+        found: dict[str, Any] = {"status": status}
+        if report.exists():
+            longest = sorted(seconds_of_files(report).items(), key=lambda one: -one[1])[:LONGEST]
+            found |= {**outcome(report), "longest": dict(longest)}
+    return found | {"seconds": round(time.monotonic() - begun)}
 
 
 if __name__ == "__main__":
