@@ -36,6 +36,14 @@ LONG_FILES = (
     "verify/test_preflight.py",
     "faults/test_hangs.py",
     "faults/test_kills.py",
+    # These have long cases only in make test-full.
+    "cli/test_demo.py",
+    "cli/test_follows.py",
+    "docs/test_documented.py",
+    "corpus/test_corpus_size.py",
+    "evaluate/test_blimp.py",
+    "plan/test_shipped_layouts.py",
+    "parallel/test_compile.py",
 )
 
 
