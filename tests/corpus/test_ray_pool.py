@@ -218,5 +218,5 @@ def test_a_busy_cluster_is_said_once(tmp_path, monkeypatch, capfd, free, times):
     monkeypatch.syspath_prepend(tmp_path)
     with ray_pool.RayPool(work_of_a_node, (), tmp_path / "plan.json") as pool:
         assert list(pool.results([1, 2])) == [1, 2]
-    said = "corpus: Ray has 2 CPUs and none is free: waiting"
+    said = "corpus: Ray's 2 CPUs are at work for these tasks or for others: waiting"
     assert capfd.readouterr().err.splitlines().count(said) == times

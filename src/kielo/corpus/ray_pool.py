@@ -173,7 +173,7 @@ def _results(what: tuple[Any, ...], batches: Sequence[Any]) -> Iterator[Any]:
                 f"{_AGAIN}"
             )
         if without_result >= PATIENCE_SECONDS and cpus >= 1 and ray.available_resources().get("CPU", 0) < 1:
-            _say_once(f"corpus: Ray has {cpus:g} CPUs and none is free: waiting")
+            _say_once(f"corpus: Ray's {cpus:g} CPUs are at work for these tasks or for others: waiting")
         for task in done:
             yield ray.get(task)
 
