@@ -254,6 +254,28 @@ def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
     assert hash_manifest(folder) == hash_manifest(whole) and not list(tmp_path.glob(".corpus*"))
 
 
+def test_parts_of_a_changed_file_are_not_planned(tmp_path, parts_of, monkeypatch):
+    """A file changes after it was hashed, before it is cut into parts. Once it is restored no line is cut."""
+    lines = [f"{number}: {estonian_document(number)}".replace("\n", " ") for number in range(30)]
+    source, cut = tmp_path / "a.txt", corpus_tasks.make_parts
+    recipe = recipe_of(tmp_path, sources=[{"name": "a", "path": str(source), "clean": False}])
+    source.write_text("\n".join(lines))
+    parts_of(1000)
+
+    def cut_of_another(sources):
+        source.write_text("a first line\n" + "\n".join(lines))
+        return cut(sources)
+
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus_tasks, "make_parts", cut_of_another)
+        with pytest.raises(KieloError, match=r"a\.txt: changed while the corpus was read"):
+            run_corpus(recipe, *place)
+    source.write_text("\n".join(lines))
+    run_corpus(recipe, *place)
+    assert [one["text"] for one in read_documents(tmp_path / "corpus" / "documents")] == lines
+
+
 def test_a_plan_that_is_there_is_not_written_again(tmp_path):
     """The plan of moved sources is: only then a job may replace what others read."""
     write_sources(tmp_path)

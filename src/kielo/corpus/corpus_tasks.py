@@ -123,6 +123,9 @@ def plan_tasks(
     work = work_folder(corpus_folder, identity)
     made = _read_plan(work) if (work / PLAN).exists() else None
     parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
+    # A plan of parts that do not fit the text would stay, and be used once a changed file is restored.
+    for source in () if made else sources:
+        refuse_changed(source, source.files)
     # The sources may have moved since the parts were planned. Their content is the same.
     tables = [asdict(source) for source in sources]
     plan = {"kind": KIND, "sources": tables, "parts": parts, "beside": dict(beside)}
