@@ -9,9 +9,10 @@ import fnmatch
 import glob
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -85,6 +86,21 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
         root = text_folder(folder, source.name, _wanted(source))
         _download(source, root, say)
     return root, finished_manifest(root)
+
+
+def has_archives(source: Source, folder: Path) -> bool:
+    """Return True if a source in the folder of `kielo prefetch`, or on this disk, has web archives.
+
+    Of files that are only on another machine the path says it.
+    """
+    root, is_there = _place(source, folder, folder)
+    files: Iterable[str] = [source.path or ""]
+    if is_there:
+        files = finished_manifest(root).files
+    elif source.local_path:
+        with suppress(KieloError, OSError):
+            files = [*files, *local_files(source)[1]]
+    return any(re.search(rf"\.({'|'.join(ARCHIVES)})\b", file, re.IGNORECASE) for file in files)
 
 
 def _wanted(source: Source) -> JsonTable:
