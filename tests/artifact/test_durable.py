@@ -2,7 +2,6 @@
 
 import errno
 import os
-import platform
 import stat
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from kielo.artifact import durable
 from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_reported, is_aside
+from kielo.artifact.this_place import this_place
 from kielo.recipe.errors import KieloError
 
 
@@ -19,7 +19,7 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path) -> None:
     with DurableFile(path) as file:
         assert file.write(b"one") == 3
         (aside,) = path.parent.iterdir()
-        assert aside.name == f".c.txt.{platform.node()}.{os.getpid()}.kielo-partial" and is_aside(aside.name)
+        assert aside.name == f".c.txt.{this_place()}.{os.getpid()}.kielo-partial" and is_aside(aside.name)
     assert path.read_bytes() == b"one" and os.listdir(path.parent) == ["c.txt"]
     with pytest.raises(ZeroDivisionError), DurableFile(path) as file:
         file.write(b"two")

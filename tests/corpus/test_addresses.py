@@ -14,6 +14,7 @@ from kielo.artifact import remote_files
 from kielo.artifact.manifest import finished_manifest
 from kielo.artifact.stage_counts import RawCounts
 from kielo.artifact.stage_json import counts_of
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.fetch import fetch_sources, fetch_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe, Source
@@ -53,6 +54,31 @@ def test_a_file_of_the_web_is_fetched_once_in_pieces(tmp_path, web):
     again, lines = fetched(tmp_path, f"{web.address}/x/et.txt")
     assert (again.fingerprint, len(web.asked)) == (one.fingerprint, before) and "fetched before" in lines[0]
     assert fetched(tmp_path, f"{web.address}/x/et.txt", leave_out=["*.csv"])[1] != lines  # other keys
+
+
+def test_a_damaged_table_is_refused_as_one_of_this_disk(tmp_path, web):
+    """By the stage, which names it. Its rows are counted while it is fetched."""
+    (tmp_path / "d.parquet").write_bytes(b"<html>sign in</html>" * 10)
+    web.pages["/x/d.parquet"] = Page(b"<html>sign in</html>" * 10)
+    told = []
+    for place in (f"{web.address}/x/d.parquet", str(tmp_path / "d.parquet")):
+        recipe = Recipe(
+            name="t", language="et", corpus=Corpus(sources=[{"name": "a", "path": place}], workers=1)
+        )
+        with pytest.raises(KieloError, match=r"d\.parquet") as caught:
+            run_corpus(recipe, tmp_path / "corpus", tmp_path / "raw", progress=False)
+        told.append(str(caught.value).replace(str(tmp_path / "raw" / "a"), str(tmp_path)))
+    assert told[0].replace(web.address + "/x", str(tmp_path)) == told[1]
+
+
+def test_a_fault_of_the_disk_is_no_damaged_table(tmp_path, web, monkeypatch):
+    def broken(path):
+        raise OSError(5, "Input/output error")
+
+    web.pages["/x/d.parquet"] = Page(b"PAR1")
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", broken)
+    with pytest.raises(KieloError, match="raw stage was not written: Input/output error"):
+        fetched(tmp_path, f"{web.address}/x/d.parquet")
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])

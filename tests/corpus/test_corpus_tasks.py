@@ -21,6 +21,7 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import hash_manifest, installed_versions
+from kielo.artifact.this_place import this_place
 from kielo.corpus import corpus_parts, corpus_stage, corpus_tasks, hash_buckets
 from kielo.corpus.corpus_parts import Part, make_parts
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
@@ -253,6 +254,28 @@ def test_finished_tasks_are_kept(tmp_path, parts_of, monkeypatch, capsys):
     assert hash_manifest(folder) == hash_manifest(whole) and not list(tmp_path.glob(".corpus*"))
 
 
+def test_parts_of_a_changed_file_are_not_planned(tmp_path, parts_of, monkeypatch):
+    """A file changes after it was hashed, before it is cut into parts. Once it is restored no line is cut."""
+    lines = [f"{number}: {estonian_document(number)}".replace("\n", " ") for number in range(30)]
+    source, cut = tmp_path / "a.txt", corpus_tasks.make_parts
+    recipe = recipe_of(tmp_path, sources=[{"name": "a", "path": str(source), "clean": False}])
+    source.write_text("\n".join(lines))
+    parts_of(1000)
+
+    def cut_of_another(sources):
+        source.write_text("a first line\n" + "\n".join(lines))
+        return cut(sources)
+
+    place = (tmp_path / "corpus", tmp_path / "raw", False)
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus_tasks, "make_parts", cut_of_another)
+        with pytest.raises(KieloError, match=r"a\.txt: changed while the corpus was read"):
+            run_corpus(recipe, *place)
+    source.write_text("\n".join(lines))
+    run_corpus(recipe, *place)
+    assert [one["text"] for one in read_documents(tmp_path / "corpus" / "documents")] == lines
+
+
 def test_a_plan_that_is_there_is_not_written_again(tmp_path):
     """The plan of moved sources is: only then a job may replace what others read."""
     write_sources(tmp_path)
@@ -287,15 +310,19 @@ def test_a_removal_that_is_killed_leaves_no_task_done(tmp_path, monkeypatch):
     assert list((tmp_path / ".corpus.tasks").iterdir()) == [other.work]
 
 
-@pytest.mark.parametrize("host, is_dead, stays", [("", False, True), ("", True, False), ("far", True, True)])
-def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, host, is_dead, stays):
-    """On other settings: by a live process of this machine, or lately by another machine."""
+@pytest.mark.parametrize("place_of, is_dead, stays", [
+    ("", False, True), ("", True, False), ("far", True, True), (os.uname().nodename, True, True),
+])  # fmt: skip
+def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, place_of, is_dead, stays):
+    """On other settings: by a live process of this place, or lately of another, as a container with the name
+    of this host is.
+    """
     place = (tmp_path / "corpus", tmp_path / "raw", False)
     other, *_ = plan_corpus(small(tmp_path, deduplicate_documents=False), *place)
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
     process = dead.pid if is_dead else os.getpid()
-    aside = other.work / "clean" / f".00000.{host or os.uname().nodename}.{process}"
+    aside = other.work / "clean" / f".00000.{place_of or this_place()}.{process}"
     aside.mkdir(parents=True)
     tasks, *_ = plan_corpus(small(tmp_path), *place)
     corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
@@ -303,7 +330,7 @@ def test_a_corpus_leaves_work_that_somebody_is_at(tmp_path, host, is_dead, stays
     if stays:
         os.utime(aside, (1, 1))
         corpus_tasks.remove_tasks(tmp_path / "corpus", tasks.work, has_others=True)
-        assert aside.exists() == (host == "")
+        assert aside.exists() == (place_of == "")
 
 
 @pytest.mark.parametrize("round, number, file", [
@@ -361,14 +388,16 @@ def test_an_upgrade_begins_the_tasks_anew(tmp_path, monkeypatch):
 
 
 def test_a_second_worker_and_a_dead_one(tmp_path, monkeypatch):
-    """Two workers finish the same task: one folder stays. A folder of a dead process is removed."""
+    """Two workers finish the same task: one folder stays. A dead process's folder of this place is removed,
+    and none of a container with the name of this host.
+    """
     write_sources(tmp_path)
     tasks, *_ = plan_corpus(recipe_of(tmp_path), tmp_path / "corpus", tmp_path / "raw", False)
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
-    rest = tasks.work / "count" / f".00000.{os.uname().nodename}.{dead.pid}"
+    rest = tasks.work / "count" / f".00000.{this_place()}.{dead.pid}"
     rest.mkdir(parents=True)
-    other = tasks.work / "count" / f".00000.elsewhere.{dead.pid}"
+    other = tasks.work / "count" / f".00000.{os.uname().nodename}.{dead.pid}"
     other.mkdir()
     count, calls = corpus_tasks.count_part, []
 

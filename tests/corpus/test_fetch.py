@@ -1,7 +1,9 @@
 """Sources are found or fetched, the outcome is recorded, and what cannot be had is said with its reasons."""
 
+import glob
 import gzip
 import lzma
+import os
 import sys
 import types
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from kielo.artifact.manifest import read_manifest
 from kielo.corpus import download
-from kielo.corpus.fetch import fetch_sources
+from kielo.corpus.fetch import fetch_sources, local_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import recipe
@@ -80,6 +82,94 @@ def test_folder_without_text_is_refused(tmp_path):
     (tmp_path / "a.docx").write_bytes(b"PK")
     with pytest.raises(KieloError, match=r"no file of a known format.*\.parquet"):
         fetch_sources(recipe(tmp_path), tmp_path / "raw", print)
+
+
+def files_of(folder: Path, pattern: str) -> list[str]:
+    """Returns the names below `folder` of what a pattern below it gives."""
+    root, found, _ = local_files(Source(name="a", path=str(folder / pattern)))
+    return [(root / name).relative_to(folder).as_posix() for name in found]
+
+
+def tree(folder: Path) -> None:
+    names = ("a.txt", "A.TXT", ".h.txt", "c[1].txt", "README.md", "fi/a.txt", "fi/new/b.txt", "fi/.old/c.txt")
+    for name in (*names, "et/d.jsonl", "et/folder.txt/e.txt", "et/folder.txt/.f/g.txt", ".h/i.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x\n")
+
+
+@pytest.mark.parametrize(("pattern", "found"), [
+    ("*.txt", ["a.txt", "c[1].txt"]),
+    ("c[[]?].t*", ["c[1].txt"]),
+    ("[!a]*.txt", ["c[1].txt"]),
+    ("*/*.txt", ["et/folder.txt/.f/g.txt", "et/folder.txt/e.txt", "fi/a.txt"]),
+    ("**/*.txt", [
+        "a.txt", "c[1].txt", "et/folder.txt/.f/g.txt", "et/folder.txt/e.txt", "fi/a.txt", "fi/new/b.txt",
+    ]),
+    ("**/new/*", ["fi/new/b.txt"]),
+    ("f*/new/b.txt", ["fi/new/b.txt"]),
+    ("*/.old/*", ["fi/.old/c.txt"]),
+    (".*/*", [".h/i.txt"]),
+    ("f*/**", ["fi/.old/c.txt", "fi/a.txt", "fi/new/b.txt"]),
+    ("f*/../et/*.jsonl", ["fi/../et/d.jsonl"]),
+])  # fmt: skip
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_pattern_matches_what_glob_matches(tmp_path, monkeypatch, pattern, found, is_relative):
+    """And folders that match are read with all that is in them."""
+    tree(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert files_of(Path() if is_relative else tmp_path, pattern) == found
+    matched = [Path(name) for name in glob.glob(pattern, recursive=True)]
+    below = {path for one in matched for path in (one.rglob("*") if one.is_dir() else [one])}
+    assert {path.as_posix() for path in below if path.suffix in (".txt", ".jsonl") and path.is_file()} == {
+        *found
+    }
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "**", "*", "*/**/*.txt", "*/*/*/*.txt"])
+def test_links_in_a_circle_end(tmp_path, pattern):
+    """Each file is read once, under a name without a link if the pattern has it."""
+    (tmp_path / "text" / "sub" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt"):
+        (tmp_path / "text" / name).write_text("x\n")
+    for name in ("back", "again", "sub/up"):
+        (tmp_path / "text" / name).symlink_to(tmp_path / "text")
+    found = files_of(tmp_path / "text", pattern)
+    if pattern[:3] != "*/*":
+        assert found == ["a.txt", "sub/b.txt", "sub/deep/c.txt"]
+    assert len({os.path.realpath(tmp_path / "text" / name) for name in found}) == len(found) == 3
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "*/*.txt", "f*/new/*.txt", "fi/*.txt"])
+def test_a_folder_that_a_pattern_cannot_read_is_refused(tmp_path, monkeypatch, pattern):
+    """Its files would be left out silently. A folder that cannot match may be closed."""
+    tree(tmp_path)
+    closed = "fi/new" if "new" in pattern else "fi"
+
+    def refusing(function):
+        def called(path="."):
+            if os.path.realpath(path) == str((tmp_path / closed).resolve()):
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path)
+
+        return called
+
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    with pytest.raises(KieloError, match=rf"{closed}: cannot be read \(Permission denied\). Fix"):
+        files_of(tmp_path, pattern)
+    if closed == "fi":
+        assert files_of(tmp_path, "e*/*") == ["et/d.jsonl", "et/folder.txt/.f/g.txt", "et/folder.txt/e.txt"]
+        assert files_of(tmp_path, "*.txt") == ["a.txt", "c[1].txt"]
+
+
+def test_an_ignored_file_may_have_a_name_that_is_not_utf8(tmp_path):
+    """It is shown with a backslash, in a record and in a refusal."""
+    (tmp_path / "a.txt").write_text("x\n")
+    (tmp_path / os.fsdecode(b"h\xf5bu.log")).write_text("x\n")
+    assert local_files(Source(name="a", path=str(tmp_path)))[2] == [r"h\xf5bu.log"]
+    (tmp_path / os.fsdecode(b"h\xf5bu.csv")).write_text("x\n")
+    with pytest.raises(KieloError, match=r"would not be read: h\\xf5bu.csv. Fix"):
+        files_of(tmp_path, "")
 
 
 def test_hash_follows_the_text(tmp_path):

@@ -371,8 +371,6 @@ def test_a_file_that_does_not_stay_is_refused(here, workplace, monkeypatch, name
 
     monkeypatch.setattr(corpus_run, "fetch_sources", fetch_and_change)
     told = "any more. Fix: the same command" if change == "vanishes" else "changed while the corpus was read"
-    if change == "becomes a folder" and name != "a.parquet":
-        told = "cannot be read (Is a directory)"
     refused(_run(here, workplace, source=name), told, name)
     _nothing_made(workplace)
 

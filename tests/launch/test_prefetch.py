@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.cli.main import main
+from kielo.launch.site import source_of_kielo
 from tests.faults.trial import rest_marked_full
 from tests.launch.hub import COMMIT
 
@@ -184,11 +186,10 @@ def test_a_launch_on_an_offline_site_says_what_it_lacks(tmp_path, monkeypatch, h
     assert "kielo prefetch" not in capsys.readouterr().out
 
 
-def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
-    """pip is asked for the cluster's processors, Python and torch; what came is pinned for site.sh."""
-    asked = []
-
-    real = subprocess.run
+@pytest.fixture
+def asked_of_pip(tmp_path, monkeypatch) -> list:
+    """What pip is asked, and the constraints that it gets. It makes wheels by name."""
+    asked, real = [], subprocess.run
 
     def pip(command, **options):
         if "pip" not in command:
@@ -203,10 +204,38 @@ def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("Kord elas kuningas\n")
     monkeypatch.setattr(subprocess, "run", pip)
+    return asked
+
+
+@pytest.mark.parametrize("sets, extras", [
+    ("near_copies=hplt", "near-copies"), ("engine=ray", "ray"), ("words=icu", "segmentation"),
+    ("sources=crawl/a.wet.gz", "warc"), ("sources=crawl/*.gz", "warc"), ("sources=crawl", "warc"),
+    ("sources=elsewhere/*.warc.gz", "warc"), ("sources=elsewhere", ""),
+])  # fmt: skip
+def test_wheels_have_the_packages_of_the_text(tmp_path, asked_of_pip, sets, extras) -> None:
+    """Those of steps, of the engine, and of web archives by the files here or by the path."""
+    (tmp_path / "crawl").mkdir()
+    (tmp_path / "crawl" / "a.wet.gz").touch()
+    own = ["--set", "corpus.sources=a.txt", "--set", f"corpus.{sets}"]
+    assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
+    (wanted,) = (word for word in asked_of_pip[1] if word.startswith("kielo["))
+    assert wanted == f"kielo[{','.join(filter(None, ['train', extras]))}]"
+    known = tomllib.loads(Path(source_of_kielo(), "pyproject.toml").read_text())["project"]
+    assert set(wanted[6:-1].split(",")) <= set(known["optional-dependencies"])
+
+
+def test_a_package_that_pip_cannot_bring_is_told(asked_of_pip, capsys) -> None:
+    own = ["--set", "corpus.sources=a.txt", "--set", "corpus.quality=hplt"]
+    assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
+    assert "not brought: docscorer" in capsys.readouterr().err
+
+
+def test_wheels_are_those_of_the_nodes(tmp_path, asked_of_pip, capsys) -> None:
+    """pip is asked for the cluster's processors, Python and torch; what came is pinned for site.sh."""
     own = ["--set", "corpus.sources=a.txt", "--set", "cluster=roihu"]
     assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
     assert "copy the recipe's own files yourself: a.txt" in capsys.readouterr().out
-    wheel, download, pin = asked
+    wheel, download, pin = asked_of_pip
     assert wheel[1:3] == ["wheel", "--no-deps"] and pin == "torch==2.10.*\n"
     assert {"--python-version=3.12", "--platform=manylinux_2_28_aarch64", "kielo[train]"} <= set(download)
     pins = (tmp_path / "brought/wheels/constraints.txt").read_text()

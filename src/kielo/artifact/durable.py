@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import os
-import platform
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import Self
 
 import xxhash
 
+from kielo.artifact.this_place import this_place
 from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,8 @@ class DurableFile(WrittenAside):
     def __init__(self, path: Path | str):
         self.path = Path(path)
         make_folder(self.path.parent)
-        # Host and process keep ranks and jobs apart that write the same file. In containers processes of
-        # several hosts have the same number.
-        writer = f"{platform.node()}.{os.getpid()}"
+        # Place and process keep ranks and jobs apart that write the same file.
+        writer = f"{this_place()}.{os.getpid()}"
         self._aside = self.path.with_name(f".{self.path.name}.{writer}.kielo-partial")
         with self._named():
             self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)

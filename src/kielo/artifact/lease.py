@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from kielo.artifact.this_place import machine
 from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Holder:
 
     def is_here(self) -> bool:
         """Return True if the process is on this host, boot and set of process numbers."""
-        return (self.host, self.machine) == (socket.gethostname(), _machine())
+        return (self.host, self.machine) == (socket.gethostname(), machine())
 
     def is_running(self) -> bool:
         """Return True if a holder that `is_here` lives. A zombie or reused process number does not count."""
@@ -255,22 +256,13 @@ def _own_text() -> str:
     holder = Holder(
         token=uuid4().hex,
         host=socket.gethostname(),
-        machine=_machine(),
+        machine=machine(),
         pid=os.getpid(),
         process_started=started,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return json.dumps(asdict(holder), indent=1) + "\n"
-
-
-def _machine() -> str:
-    """Return this boot and set of process numbers (containers have their own), or "" without /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
 
 
 def _process_state(pid: int) -> tuple[str, int]:

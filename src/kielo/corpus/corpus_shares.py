@@ -5,7 +5,6 @@ tasks that nobody has begun. So jobs may start late, end early or never come: th
 """
 
 import os
-import platform
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kielo.artifact.manifest import is_current, read_manifest
+from kielo.artifact.this_place import is_alive, this_place
 from kielo.corpus.corpus_stage import KIND, VERSION, plan_corpus
 from kielo.corpus.corpus_tasks import PLAN, CorpusTasks, corpus_worker, tasks_folder
 from kielo.corpus.process_pool import WorkerPool
@@ -111,25 +111,15 @@ class _BegunTasks:
         patience, now = max(PATIENCE * self._longest, LEAST_PATIENCE_SECONDS), time.monotonic()
         found, folder = set(), self._work / round
         for name in os.listdir(folder) if folder.is_dir() else ():
-            number, _, place = name.removeprefix(".").partition(".")
-            if not place:
+            number, _, worker = name.removeprefix(".").partition(".")
+            if not worker:
                 continue
-            host, _, process = place.rpartition(".")
+            place, _, process = worker.rpartition(".")
             seen = self._seen.setdefault(f"{round}/{name}", now)
-            is_dead = host == platform.node() and not _is_alive(process)
+            is_dead = place == this_place() and not is_alive(process)
             if not is_dead and now - seen < patience:
                 found.add(int(number))
         return found
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def corpus_progress(recipe: Recipe, folder: Path) -> CorpusProgress:

@@ -3,8 +3,9 @@
     .corpus.tasks/IDENTITY/         beside the corpus; other settings, text or packages have another folder
         plan.json                   the sources, their parts, and the hashes of the files beside them
         ROUND/00012/                a finished task, which has its name once its files are on the disk
-        ROUND/.00012.HOST.PID/      a task that is being done
-    .corpus.tasks/.removed.IDENTITY.HOST.PID/   a work folder that is being removed
+        ROUND/.00012.PLACE.PID/     a task that is being done
+    .corpus.tasks/.removed.IDENTITY.PLACE.PID/   a work folder that is being removed
+    PLACE                           host, boot and set of process numbers (`this_place`)
 
 A task that was killed is done again. Two workers on the same task write the same bytes, and the second is
 dropped. What a task makes does not depend on the number of parts, so the corpus does not either. A task gets
@@ -13,7 +14,6 @@ no name if a file that it read is not as it was planned.
 
 import json
 import os
-import platform
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -34,6 +34,7 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import as_json, hash_json, installed_versions, write_json_atomically
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
+from kielo.artifact.this_place import is_alive, this_place
 from kielo.corpus.corpus_parts import (
     Part,
     count_part,
@@ -122,6 +123,9 @@ def plan_tasks(
     work = work_folder(corpus_folder, identity)
     made = _read_plan(work) if (work / PLAN).exists() else None
     parts = made["parts"] if made else [list(asdict(part).values()) for part in make_parts(sources)]
+    # A plan of parts that do not fit the text would stay, and be used once a changed file is restored.
+    for source in () if made else sources:
+        refuse_changed(source, source.files)
     # The sources may have moved since the parts were planned. Their content is the same.
     tables = [asdict(source) for source in sources]
     plan = {"kind": KIND, "sources": tables, "parts": parts, "beside": dict(beside)}
@@ -153,7 +157,7 @@ def _remove(work: Path, is_half_removed: bool) -> None:
         _read_plan(work)
     if not is_half_removed:
         # In one step: a folder that a kill left half empty has no name by which its tasks count as done.
-        gone = work.with_name(f"{_REMOVED}{work.name}.{platform.node()}.{os.getpid()}")
+        gone = work.with_name(f"{_REMOVED}{work.name}.{this_place()}.{os.getpid()}")
         work = work.rename(gone)
     for path in work.iterdir():
         if path.is_dir():
@@ -166,11 +170,11 @@ def _remove(work: Path, is_half_removed: bool) -> None:
 
 
 def _is_worked_on(work: Path) -> bool:
-    """Return True if a task is being done: by a process of this machine, or since yesterday by another."""
+    """Return True if a task is being done: by a process of this place, or since yesterday of another."""
     for aside in work.glob("*/.*"):
-        host, _, process = aside.name[1:].partition(".")[2].rpartition(".")
-        if host == platform.node():
-            if _is_alive(process):
+        place, _, process = aside.name[1:].partition(".")[2].rpartition(".")
+        if place == this_place():
+            if is_alive(process):
                 return True
         elif _last_change(aside) > time.time() - _QUIET_SECONDS:
             return True
@@ -482,10 +486,10 @@ def corpus_worker(recipe: Recipe, work: Path) -> Work:
 def _written_aside(folder: Path) -> Iterator[Path]:
     """Yield a folder aside, which gets its name at a clean exit. Remove what dead processes of here left."""
     make_folder(folder.parent)
-    for left in folder.parent.glob(f".{folder.name}.{platform.node()}.*"):
-        if not _is_alive(left.name.rpartition(".")[2]):
+    for left in folder.parent.glob(f".{folder.name}.{this_place()}.*"):
+        if not is_alive(left.name.rpartition(".")[2]):
             shutil.rmtree(left, ignore_errors=True)
-    aside = folder.with_name(f".{folder.name}.{platform.node()}.{os.getpid()}")
+    aside = folder.with_name(f".{folder.name}.{this_place()}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -502,16 +506,6 @@ def _written_aside(folder: Path) -> Iterator[Path]:
             for place in list(folder.parents)[:3]:
                 with suppress(OSError):
                     place.rmdir()
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError):
-        pass
-    return True
 
 
 def _first_examples(examples: list[Example]) -> list[Example]:

@@ -266,4 +266,9 @@ def _num_rows(path: Path) -> int:
         return 0
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(path).metadata.num_rows
+    try:
+        return pyarrow.parquet.ParquetFile(path).metadata.num_rows
+    except (pyarrow.ArrowException, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno is not None:  # of the disk
+            raise
+        return 0  # damaged: the stage names it, as a file of this disk

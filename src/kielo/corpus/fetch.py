@@ -4,13 +4,17 @@ A path stays in place. Files of an address (https://, s3://, hf://), a Debian pa
 dataset are stored in raw/NAME, with a manifest of their origin, and of why the first choice failed.
 """
 
+import errno
+import fnmatch
 import glob
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from kielo.artifact.json_object import JsonTable
@@ -82,6 +86,21 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
         root = text_folder(folder, source.name, _wanted(source))
         _download(source, root, say)
     return root, finished_manifest(root)
+
+
+def has_archives(source: Source, folder: Path) -> bool:
+    """Return True if a source in the folder of `kielo prefetch`, or on this disk, has web archives.
+
+    Of files that are only on another machine the path says it.
+    """
+    root, is_there = _place(source, folder, folder)
+    files: Iterable[str] = [source.path or ""]
+    if is_there:
+        files = finished_manifest(root).files
+    elif source.local_path:
+        with suppress(KieloError, OSError):
+            files = [*files, *local_files(source)[1]]
+    return any(re.search(rf"\.({'|'.join(ARCHIVES)})\b", file, re.IGNORECASE) for file in files)
 
 
 def _wanted(source: Source) -> JsonTable:
@@ -176,18 +195,27 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     if place.is_dir():
         root, entries = place, [place]
     else:
-        entries = [Path(path) for path in glob.glob(str(place), recursive=True)]
+        root = Path(glob.escape(str(place)).partition("[")[0]).parent
+        entries = list(_matches(name, root, place.relative_to(root).parts, set()))
         if not entries:
             raise KieloError(f"{where}: {pattern}: no such file or folder, or no match")
-        root = Path(glob.escape(str(place)).partition("[")[0]).parent
-    found = (path for entry in entries for path in (_files_below(name, entry) if entry.is_dir() else [entry]))
+    folders, real, given = set[str](), cache(os.path.realpath), set[tuple[str, str]]()
+    found = (
+        path
+        for entry in entries
+        for path in (_files_below(name, entry, folders) if entry.is_dir() else [entry])
+    )
     read, unread = set(), set()
     for path in found:
+        # Of a folder that links give several names, or that matches and is in one that matches.
+        if (here := (real(path.parent), path.name)) in given:
+            continue
+        given.add(here)
         file = path.relative_to(root).as_posix()
         if is_readable(path, kind) and not is_about(path) and not is_left_out(file, source):
             read |= {file} if _is_file(name, path) else set()
         elif not path.is_dir():
-            unread.add(file)
+            unread.add(os.fsencode(file).decode("utf-8", "backslashreplace"))  # for messages and records
     if not read:
         raise KieloError(f"{where}: {pattern}: has no file of a known format. Fix: {formats(kind)}")
     if kind != "code":  # beside code there may be anything
@@ -212,13 +240,64 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
                 )
 
 
-def _files_below(name: str, folder: Path) -> Iterator[Path]:
+def _matches(
+    name: str, folder: Path, parts: tuple[str, ...], seen: set[tuple[str, tuple[str, ...]]]
+) -> Iterator[Path]:
+    """Yield the files and folders below `folder` that a glob of these parts matches, as `glob.glob` does.
+
+    But a folder that is on the way and cannot be read is refused, and links in a circle end.
+    """
+    first, rest, is_deep = parts[0], parts[1:], parts[0] == "**"
+    if (key := (os.path.realpath(folder), parts)) in seen:
+        return
+    seen.add(key)
+    if is_deep and rest:
+        yield from _matches(name, folder, rest, seen)
+    elif is_deep and folder != Path():  # in which `**` matches no hidden names
+        yield folder
+        return
+    try:
+        for path in _named(folder, "*" if is_deep else first):
+            if _is_folder(path) and (rest or is_deep):
+                yield from _matches(name, path, parts if is_deep else rest, seen)
+            elif not rest:
+                yield path
+    except OSError as problem:
+        _refuse_unreadable(name, problem)
+
+
+def _named(folder: Path, pattern: str) -> list[Path]:
+    """Return what a folder has of this name or pattern, links last: text keeps its own name."""
+    try:
+        if glob.escape(pattern) == pattern:
+            (folder / pattern).lstat()  # the folder need not be listed
+            return [folder / pattern]
+        names = fnmatch.filter(os.listdir(folder), pattern)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    paths = [folder / name for name in names if name[0] != "." or pattern[0] == "."]
+    return sorted(paths, key=lambda path: (path.is_symlink(), path))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as problem:
+        if problem.errno in (errno.ENOENT, errno.ELOOP):  # a link that leads nowhere
+            return False
+        raise
+
+
+def _refuse_unreadable(name: str, problem: OSError) -> None:
+    raise KieloError(
+        f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror}). Fix: make it "
+        "readable, or a path without it"
+    )
+
+
+def _files_below(name: str, folder: Path, seen: set[str]) -> Iterator[Path]:
     """Yield all files below the folder, also behind links, each folder once: links may lead in a circle."""
-
-    def refuse(problem: OSError) -> None:
-        raise KieloError(f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})")
-
-    seen: set[str] = set()
+    refuse = partial(_refuse_unreadable, name)
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if (real := os.path.realpath(parent)) in seen:
             folders.clear()

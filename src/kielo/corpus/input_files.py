@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kielo.artifact.manifest import hash_file
 from kielo.corpus.evaluation_items import evaluation_items
-from kielo.corpus.raw_formats import RawSource
+from kielo.corpus.raw_formats import RawSource, unreadable
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import IDENTIFIERS, Recipe
 
@@ -23,7 +23,7 @@ def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int]
         try:
             status = (Path(root) / file).stat()
         except OSError as problem:
-            raise KieloError(f"{Path(root) / file}: cannot be read ({problem.strerror})") from None
+            raise unreadable(Path(root) / file, problem) from None
         found.append((status.st_size, status.st_mtime_ns))
     return tuple(found)
 

@@ -33,7 +33,7 @@ from kielo.artifact.weights_folder import (
     tokenizer_here,
     weights_here,
 )
-from kielo.corpus.fetch import downloaded, fetch_text, is_fetched
+from kielo.corpus.fetch import downloaded, fetch_text, has_archives, is_fetched
 from kielo.evaluate.tasks_harness import fetch_data
 from kielo.evaluate.tasks_wanted import wanted_tasks
 from kielo.launch.site import source_of_kielo
@@ -239,14 +239,20 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
             extras += ",evaluate"
         if recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data:
             extras += ",quality"
-        if any(".warc" in (source.path or "") for source in recipe.corpus.sources):
+        if any(has_archives(source, folder) for source in recipe.corpus.sources):
             extras += ",warc"
+        if recipe.corpus.near_copies != "none":
+            extras += ",near-copies"
+        if recipe.corpus.engine == "ray":
+            extras += ",ray"
         if recipe.checkpoint.copy_to:
             extras += ",remote"
         if recipe.corpus.words == "icu":
             extras += ",segmentation"
         packages = ["heliport"] if recipe.corpus.language_identifier == "heliport" else []
         _pip("download", *folders, *target, f"kielo[{extras}]", *packages)
+    if recipe.corpus.quality == "hplt":  # on no index, so that pip finds no wheel of it
+        say('wheels: not brought: docscorer of corpus.quality = "hplt". Fix: install it on the nodes')
     files = sorted(place.glob("*.whl"))
     pins = [f"{file.name.split('-')[0]}=={file.name.split('-')[1]}\n" for file in files]
     write_text_atomically(pinned, _WRITTEN_BY + "".join(pins))
