@@ -54,8 +54,8 @@ def named_columns(path: Path, rows: Iterator[Record], names: Sequence[str]) -> I
     if any(header.count(name) != 1 for name in names):
         found = f"has {', '.join(map(repr, header))[:200]}" if header else f"is bad ({first.problem})"
         raise KieloError(
-            f"{path}: pair_fields = {json.dumps(list(names), ensure_ascii=False)}: row 1 {found}, and not each "
-            'of these names once. No other columns are read instead. Fix: pair_fields = ["1", "3"], the '
+            f"{path}: pair_fields = {json.dumps(list(names), ensure_ascii=False)}: row 1 {found}, and not "
+            'each of these names once. No other columns are read instead. Fix: pair_fields = ["1", "3"], the '
             "numbers of the columns, or names of row 1"
         )
     places = [header.index(name) for name in names]
