@@ -1,6 +1,7 @@
 """Sources of instructions: both spellings of messages, what is dropped, and what is no conversation."""
 
 import json
+from decimal import Decimal
 
 import pyarrow
 import pyarrow.parquet
@@ -75,6 +76,14 @@ def test_what_teaches_nothing_is_dropped_and_counted(tmp_path):
         ({"messages": [{"role": "robot", "content": "Tere"}]}, "message 1: unknown role 'robot'. Fix: one"),
         ({"messages": [*chat("Tere"), {"role": "assistant"}]}, "message 2: its 'content' is no text"),
         ({"conversations": [{"from": "gpt", "value": None}]}, "message 1: its 'value' is no text"),
+        ({"instruction": "a", "output": "b", "history": 1}, "its 'history' is no list"),
+        ({"instruction": "a", "output": "b", "input": {"a": 1}}, "its 'input' is a dict and no text"),
+        ({"instruction": "a", "output": "b", "input": ["a"]}, "its 'input' is a list and no text"),
+        ({"messages": chat("a", "b"), "tools": '["\\ud83d"]'}, "cannot be stored as JSON"),
+        ({"messages": chat("a", "b"), "tools": f"[{10**20}]"}, "cannot be stored as JSON"),
+        ({"messages": chat("a", "b"), "tools": "[" * 5000 + "]" * 5000}, "its 'tools' are no JSON"),
+        ({"messages": chat("a", "b"), "tools": "[" * 252 + "]" * 252}, "cannot be stored as JSON"),
+        ({"conversations": [{"from": "function_call", "value": '"\\ud83d"'}]}, "cannot be stored as JSON"),
     ],
 )
 def test_what_is_no_conversation_is_named_by_line(tmp_path, record, message):
@@ -91,6 +100,28 @@ def test_a_long_conversation_in_parquet_is_not_held(tmp_path):
     table = {"path": str(tmp_path / "a.parquet"), "kind": "instructions"}
     with pytest.raises(KieloError, match="row 2: longer than corpus.max_document_bytes"):
         run(tmp_path, table, max_document_bytes=2000)
+
+
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        (b"\xff", pyarrow.binary()),
+        (Decimal("1.5"), pyarrow.decimal128(5, 2)),
+        (1 << 60, pyarrow.timestamp("ms")),
+    ],
+)
+def test_a_cell_that_cannot_be_stored_is_a_bad_record(tmp_path, value, type):
+    rows = [[one | {"x": value} for one in chat("Tere", "Tere!")]]
+    form = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string()), ("x", type)])
+    table = pyarrow.table({"messages": pyarrow.array(rows, pyarrow.list_(form))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(KieloError, match=r"a\.parquet, row 1: (a cell )?cannot be (stored|read)"):
+        run(tmp_path, {"path": str(tmp_path / "a.parquet"), "kind": "instructions"})
+
+
+def test_a_number_is_an_input(tmp_path):
+    (made,) = run(tmp_path, source(tmp_path, [{"instruction": "Kas paaris?", "input": 0, "output": "Jah."}]))
+    assert made[0]["content"] == "Kas paaris?\n0"
 
 
 @pytest.mark.parametrize("kind", ["text", "code"])

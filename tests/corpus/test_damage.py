@@ -1,5 +1,6 @@
 """Damaged text is mended or dropped by class, beside the text before the damage."""
 
+import time
 from unicodedata import normalize
 
 import pytest
@@ -69,6 +70,15 @@ def test_one_piece_of_a_loop_stays(piece, copies):
     assert words_of(step, "repeated in a row") == (copies - 1) * piece.count(" ")
     whole = "\n".join([*ESTONIAN, "-" * 200, "Jah, jah, jah! Ei, ei.", piece * 2])
     assert after(step, whole) == whole and counted(step)["mended/loops"] == 1
+
+
+@pytest.mark.parametrize("row", ["_", ".-", "0", "_" * 250 + "a"])
+def test_a_long_row_of_signs_stays_and_costs_little(row):
+    """Its time was cubic: minutes for a line of 10,000 characters, and days for this one."""
+    line = f"{ESTONIAN[2]} {row * (100_000 // len(row))}"
+    begin = time.process_time()
+    assert after(MendLoops(), f"{line} {ESTONIAN[3]}") == f"{line} {ESTONIAN[3]}"
+    assert time.process_time() - begin < 20
 
 
 def test_capitals_go_and_headings_stay():

@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from unicodedata import normalize
 
 import pyarrow as pa
 import pytest
@@ -12,8 +13,10 @@ from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.corpus.corpus_stage import plan_corpus, run_corpus
 from kielo.corpus.evaluation_items import evaluation_items
+from kielo.corpus.step import effective_settings
+from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Evaluate, EvaluationText
+from kielo.recipe.sections import Corpus, Evaluate, EvaluationText, Recipe
 from tests.corpus.texts import ESTONIAN, estonian_document, recipe
 
 QUESTION = "Miks külmub järve vesi kõigepealt pealt ja alles siis põhjast, kui talv on pikk ja väga külm?"
@@ -120,11 +123,36 @@ def test_the_same_documents_as_a_plain_script_finds(tmp_path, seed):
     assert 0 < len(right) < 40
 
 
+def test_apostrophes_and_forms_of_unicode_do_not_hide_a_text(tmp_path):
+    """Text that nobody cleaned, beside an evaluation with soft hyphens and a printed apostrophe."""
+    plain = (
+        "L'été, l'air d'ici n'était jamais aussi doux qu'aujourd'hui, dit-on à Tartu depuis très longtemps"
+    )
+    file, source = tmp_path / "items.txt", tmp_path / "in.jsonl"
+    texts = [plain, plain.replace("'", "’"), plain.replace("'", "ʼ"), normalize("NFD", plain)]
+    texts += [plain.replace("Tartu", "Tar\u00adtu"), plain.replace("Tartu", "Tallinn")]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    file.write_text(plain.replace("'", "’").replace("jamais", "ja\u00admais"), encoding="utf-8")
+    words = {"name": "a", "path": str(source), "clean": False}
+    section = Corpus(sources=[words], workers=1, decontaminate=(str(file),))
+    run_corpus(Recipe(name="t", language="fr", corpus=section), tmp_path / "corpus", tmp_path / "raw")
+    assert kept(tmp_path) == texts[5:]
+
+
+def test_a_rule_is_a_setting_of_the_corpora_that_use_it():
+    used, other = (effective_settings(Corpus(sources="a", decontaminate=files), language("et"))
+                   for files in (("a.txt",), False))  # fmt: skip
+    assert used["decontamination_rule"] == 2 and "decontamination_rule" not in other
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"decontaminate": ("items.pdf",)}, "items.pdf: no file of text"),
         ({"decontaminate": True}, "no text of the recipe's evaluation"),
+        ({"decontaminate": ("a.txt.zip",)}, "a.txt.zip: no file of text"),
+        ({"decontaminate": ("latin.txt",)}, r"latin.txt, line 2: invalid UTF-8 .byte 0xf5.*Fix: convert"),
+        ({"decontaminate": ("a.txt.jsonl",)}, "a.txt.jsonl, line 1: not valid JSON"),
         ({"decontaminate": ("broken.jsonl",)}, "broken.jsonl, line 2: not valid JSON"),
         (
             {"decontaminate": ("exams",)},
@@ -138,5 +166,8 @@ def test_what_cannot_be_looked_for_is_refused(tmp_path, monkeypatch, content, sa
     for name in ("a.csv", "b.parquet", "c.txt", "README.md", "picture.png"):
         (tmp_path / "exams" / name).write_text("kas on\n")
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    (tmp_path / "latin.txt").write_bytes("a\nõ\n".encode("latin-1"))
+    for name in ("a.txt.zip", "a.txt.jsonl"):
+        (tmp_path / name).write_text("kas on\n")
     with pytest.raises(KieloError, match=said):
         dropped(tmp_path, [estonian_document(1)], **content)

@@ -1,6 +1,8 @@
 """A person's own step in a corpus: what it drops and changes, its hash, and its faults by file and line."""
 
 import json
+import signal
+import sys
 
 import pytest
 
@@ -43,6 +45,34 @@ def test_documents_are_judged_and_changed(tmp_path):
     assert funnel.settings["own_steps"][0][0] == "my_step.py"
 
 
+def test_a_step_may_define_dataclasses(tmp_path):
+    """dataclasses looks for the module of a class in sys.modules if annotations are text."""
+    step = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Third:
+    number: int
+
+def judge(text, metadata):
+    return "a third" if Third(metadata["number"]).number % 3 == 0 else None
+"""
+    assert len(cleaned(tmp_path, step)[0]) == 6
+
+
+def test_a_signal_in_the_middle_of_a_step_ends_the_process(tmp_path):
+    """The exit of the handler of SIGTERM is no fault of the file."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    step = "import os, signal\ndef judge(text, metadata):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cleaned(tmp_path, step)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 75
+
+
 def test_a_changed_step_rebuilds_the_corpus(tmp_path):
     assert len(cleaned(tmp_path, STEP)[0]) == 6
     assert len(cleaned(tmp_path, "def judge(text, metadata):\n    return None\n")[0]) == 9
@@ -59,6 +89,8 @@ def test_each_worker_loads_the_step(tmp_path):
         ("def judge(text, metadata):\n    return 1 / 0\n", "my_step.py, line 2: ZeroDivisionError"),
         ("def judge(text, metadata)\n    pass", "my_step.py, line 1: "),
         ("import no_such_module", "my_step.py, line 1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(0)\n" + STEP, "my_step.py, line 2: SystemExit: 0"),
+        ("def judge(text, metadata):\n    raise SystemExit", "my_step.py, line 2: SystemExit, at document"),
         ("def filter(text):\n    pass", "has neither judge nor change"),
         ("def judge(text, metadata):\n    return False", "judge returned bool, not None or a reason"),
         ("def change(text):\n    return None", "change returned NoneType, not text"),

@@ -157,6 +157,8 @@ CONTACTS = [
 ]  # fmt: skip
 # Published examples of numbers, and twins whose check digit is wrong.
 PERSONAL = [
+    ("et", "_mari@ut.ee_ mari@ut.ee- jaan@ut.ee_x 8.8.8.8:443, 8.8.4.4: vaikib",
+     "[EMAIL]_ [EMAIL]- jaan@ut.ee_x [IP]:443, [IP]: vaikib", {"email": 2, "ip": 2}),
     ("et", "Kirjuta mari.maasikas+too@cs.ut.ee täna", "Kirjuta [EMAIL] täna", {"email": 1}),
     ("et", "Helista +372 5123 4567 või 5123 4567.", "Helista [PHONE] või [PHONE].", {"phone": 2}),
     ("et", "Isikukood 37605030299, mitte 37605030298", "Isikukood [NATIONAL_NUMBER], mitte 37605030298",
@@ -236,5 +238,6 @@ def test_the_keys_in_a_corpus(tmp_path, capsys):
     words = judged["quality_limits"]["a"]["stop_words"]
     assert words == sorted(limits_of(["et"]).stop_words)  # the same in each process
     masked = [Corpus(sources=str(source), mask_personal_data=kinds) for kinds in (KINDS, KINDS[:4])]
-    rules = [effective_settings(corpus, language("et")).get("phone_rule") for corpus in masked]
-    assert rules == [2, None]  # corpora of the rule before this key are not current
+    rules = [effective_settings(corpus, language("et")) for corpus in masked]
+    assert [one.get("phone_rule") for one in rules] == [2, None]  # corpora of the rule before are not current
+    assert {one.get(f"{kind}_rule") for one in rules for kind in ("email", "ip")} == {2}

@@ -108,6 +108,21 @@ def test_lines_of_a_file(tmp_path):
     assert (page.number, page.content, page.problem) == (1, None, None)
 
 
+def test_elements_of_an_array_at_the_limit(tmp_path):
+    """As lines of .jsonl: at the limit whole, one byte more is bad with its number."""
+    whole, long = '{"text":"õ"}', '{"text":"õõ"}'
+    (tmp_path / "a.json").write_text(f"[{whole},{long},\n{whole}]", encoding="utf-8")
+    found = list(records(source(tmp_path, "a.json"), len(whole.encode())))
+    assert [(one.number, one.content) for one in found] == [
+        (1, whole.encode()),
+        (2, None),
+        (3, whole.encode()),
+    ]
+    assert found[1].problem.reason == "over max_document_bytes" and "element 2: longer" in str(
+        found[1].problem
+    )
+
+
 def test_rows_of_a_table(tmp_path, monkeypatch):
     """In their order, over batches and groups, with the columns that are needed and those that are facts."""
     table = pyarrow.table({"text": [f"t{n}" for n in range(7)], "n": range(7), "path": ["a.py"] * 7})
@@ -228,9 +243,10 @@ def test_pages_and_program_files_by_their_bytes(tmp_path):
     assert read(b" " * (4096 - len(tag)) + tag + b"\xf5", 9000) == "õ"  # the first 4,096 bytes are looked at
     with pytest.raises(BadRecord, match=r"invalid UTF-8 \(byte 0xf5"):
         read(b" " * (4096 - len(b'<meta charset="')) + tag + b"\xf5", 9000)  # and not one more
-    for wrong, words in ((meta % "utf-7", "unknown charset 'utf-7'"), (meta % "klingon", "unknown charset")):
-        with pytest.raises(BadRecord, match=words) as refusal:
-            read(wrong.encode())
+    for label in ("utf-7", "klingon", "utf8mb4"):
+        assert read((meta % label).encode()) == "õ" and read((meta % label).replace("õ", "o").encode()) == "o"
+        with pytest.raises(BadRecord, match=f"unknown charset '{label}'") as refusal:
+            read((meta % label).encode("latin-1"))
         assert refusal.value.reason == "not in its charset"
     with pytest.raises(
         BadRecord, match=r"a.html, line 3: invalid UTF-8 \(byte 0xf5\). Fix: convert the file, or name"

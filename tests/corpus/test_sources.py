@@ -215,6 +215,29 @@ def test_pairs_with_unequal_sides_are_refused_with_their_place(tmp_path, format,
         _run(tmp_path, source)
 
 
+def test_columns_of_a_table_by_the_names_in_its_first_row(tmp_path):
+    """The pair is of the named columns, and the row of names is no pair."""
+    path = _write_lines(
+        tmp_path / "p.tsv", ["id\tet\tmt\ten", *(f"7\t{et}\t{en} ?\t{en}" for en, et in PAIRS)]
+    )
+    source = {"path": path, "name": "pairs", "kind": "parallel", "language": ["en", "et"], "clean": False}
+    source |= {"templates": ["{source}|{target}"], "reverse_share": 0}
+    found = _run(tmp_path, source | {"pair_fields": ["en", "et"]})
+    assert _texts(found["pairs"]) == [f"{en}|{et}" for en, et in PAIRS]
+    found = _run(tmp_path, source | {"pair_fields": ["4", "2"]})
+    assert _texts(found["pairs"]) == ["en|et", *(f"{en}|{et}" for en, et in PAIRS)]
+
+
+@pytest.mark.parametrize("names", [["src", "ref"], ["2", "et"], ["et", "et"]])
+def test_a_table_without_the_named_columns_is_refused(tmp_path, names):
+    """Its columns 1 and 2 do not pass as the pair."""
+    rows = ["en\tmt\tet\tet", *(f"{en}\t?\t{et}\t" for en, et in PAIRS)]
+    source = {"path": _write_lines(tmp_path / "p.tsv", rows), "kind": "parallel", "language": ["en", "et"]}
+    told = r"p\.tsv: pair_fields = .*: row 1 has 'en', 'mt', 'et', 'et'.*Fix: pair_fields = .\"1\", \"3\""
+    with pytest.raises(KieloError, match=told):
+        _run(tmp_path, source | {"pair_fields": names})
+
+
 def test_a_translation_memory_that_is_cut_short_is_named(tmp_path):
     """The units before the cut do not pass as the whole file."""
     source = _parallel(tmp_path, "tmx", PAIRS)

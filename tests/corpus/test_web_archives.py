@@ -1,6 +1,7 @@
 """Web archives: pages with address and date, every other record counted, and archives that are cut short."""
 
 import gzip
+import io
 import sys
 
 import pytest
@@ -9,11 +10,12 @@ from kielo.artifact.documents import read_documents
 from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
+from kielo.corpus.web_archives import archive_records
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 from tests.corpus.texts import estonian_document
 
-pytest.importorskip("warcio")
+WARCWriter = pytest.importorskip("warcio.warcwriter").WARCWriter
 pytest.importorskip("trafilatura")
 DATE = "2022-01-19T04:16:00Z"
 
@@ -87,6 +89,41 @@ def test_an_archive_that_is_cut_short_is_named(tmp_path, is_packed):
     name = "a.warc.gz" if is_packed else "a.warc"
     with pytest.raises(KieloError, match=rf"(?s){name}.*: cut short"):
         run(tmp_path, name, whole[:-80])
+
+
+def test_a_plain_archive_that_is_cut_anywhere_is_named(tmp_path):
+    """In a header or a body, at each 13th byte of its last record's header, and where it ends."""
+    whole, first = b"".join(RECORDS[2:4]), len(RECORDS[2])
+    path, head = tmp_path / "a.warc", whole.index(b"\r\n\r\n", first) + 4
+    for size in (*range(first + 1, head - 30, 13), *range(head - 4, head + 1), head + 99, len(whole) - 5):
+        path.write_bytes(whole[:size])
+        with pytest.raises(
+            KieloError, match=r"a\.warc, record 2: cut short|after record 1: .* no web archive"
+        ):
+            list(archive_records(path, 20_000))
+    for size in range(len(whole) - 4, len(whole) + 1):  # without a part of the line ends behind it
+        path.write_bytes(whole[:size])
+        assert [record.problem for record in archive_records(path, 20_000)] == [None, None]
+
+
+def test_archives_of_other_writers_are_whole(tmp_path):
+    """warcio's own, also compressed under a plain name; without \\r; an archive of the older ARC format."""
+    path = tmp_path / "a.warc"
+    with path.open("wb") as file:
+        writer = WARCWriter(file, gzip=False)
+        writer.write_record(writer.create_warc_record("https://a.ee/1", "resource", io.BytesIO(b"Tere"), 4))
+    assert len(list(archive_records(path, 20_000))) == 1
+    plain = path.read_bytes()
+    path.write_bytes(gzip.compress(plain) * 3)
+    assert len(list(archive_records(path, 20_000))) == 3
+    path.write_bytes(plain.replace(b"\r\n", b"\n") + b"\n\n")
+    assert len(list(archive_records(path, 20_000))) == 1
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>Tere"
+    body = b"1 0 Test\nURL IP-address Archive-date Content-type Archive-length\n"
+    head = b"filedesc://a.arc 0.0.0.0 20200101000000 text/plain %d\n" % len(body)
+    answer = b"https://a.ee/1 0.0.0.0 20200101000000 text/html %d\n" % len(block)
+    path.write_bytes(head + body + b"\n" + answer + block + b"\n")
+    assert len(list(archive_records(path, 20_000))) == 2
 
 
 def test_files_that_are_no_archives(tmp_path):

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import orjson
+
 from kielo.artifact.documents import ANSWERS, TURNS, WEIGHT, Message, split_messages
 from kielo.artifact.json_object import JsonTable
 from kielo.corpus.raw_record import BAD_MESSAGES, BadRecord
@@ -48,7 +50,12 @@ def read_conversation(
     system = fields.get("system")
     if isinstance(system, str) and system and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return messages, _tools(where, fields.get("tools"))
+    tools = _tools(where, fields.get("tools"))
+    try:
+        orjson.dumps([[[messages, tools]]])  # as deep as in the metadata of a document
+    except TypeError as problem:
+        raise _bad(f"{where}: cannot be stored as JSON ({problem}). Fix: correct or remove it") from None
+    return messages, tools
 
 
 def has_questions(present: Sequence[str]) -> bool:
@@ -73,7 +80,8 @@ def _listed(where: str, fields: JsonTable, name: str) -> list[Message]:
 def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[Message]:
     """Return the messages of `history`, a question and its answer, which may be lists (TRL's form)."""
     messages: list[Message] = []
-    for earlier in fields.get("history") or ():
+    history = fields.get("history") or []
+    for earlier in history if isinstance(history, list) else [history]:
         match earlier:
             case [str(asked), str(answered)]:
                 messages += [{"role": "user", "content": asked}, {"role": ANSWERS, "content": answered}]
@@ -84,11 +92,24 @@ def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[
         if isinstance(value, list):
             messages += _listed(where, fields, name)
         elif isinstance(value, str):
-            more = fields.get("input") if name == "instruction" else None
+            more = _input(where, fields) if name == "instruction" else ""
             messages.append({"role": role, "content": f"{value}\n{more}" if more else value})
         else:
             raise _bad(f"{where}: its {name!r} is no text")
     return messages
+
+
+def _input(where: str, fields: JsonTable) -> str:
+    """Return Alpaca's input, a number as JSON has it."""
+    match fields.get("input"):
+        case str(text):
+            return text
+        case None:
+            return ""
+        case int() | float() as number if not isinstance(number, bool):
+            return str(number)
+        case other:
+            raise _bad(f"{where}: its 'input' is a {type(other).__name__} and no text")
 
 
 def _bad(message: str) -> BadRecord:
@@ -141,7 +162,7 @@ def _called(where: str, content: str) -> list[Any]:
     """Return the calls of a ShareGPT message of the role function_call, whose text is JSON."""
     try:
         calls = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _bad(f"{where}: the text of a function_call is no JSON") from None
     calls = calls if isinstance(calls, list) else [calls]
     return [{"type": "function", "function": call} for call in calls]
@@ -151,7 +172,7 @@ def _tools(where: str, tools: Any) -> list[Any] | None:
     if isinstance(tools, str):  # in tables
         try:
             tools = json.loads(tools) if tools.strip() else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _bad(f"{where}: its 'tools' are no JSON") from None
     if tools is not None and not isinstance(tools, list):
         raise _bad(f"{where}: its 'tools' are no list")

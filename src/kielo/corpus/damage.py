@@ -9,6 +9,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from unicodedata import normalize
 
 import regex
@@ -23,6 +24,7 @@ _MOST_WORD_CHARACTERS = 15  # of words on average: longer "words" are lines with
 _LEAST_TOKENS, _SINGLE_SHARE, _SPACE_SHARE = 8, 0.8, 0.4
 _LEAST_COPIES, _LEAST_LOOP_CHARACTERS, _MOST_PERIOD = 3, 60, 300
 _PIECE = 16  # characters that are looked for again in a line
+_STRIDES = (64, 8, 1)  # characters that are compared at once
 _LEAST_CASED, _UPPER_IN_LINE, _UPPER_IN_DOCUMENT = 30, 0.7, 0.5
 _LEAST_ITEMS, _SHORT_SHARE, _LEAST_BARE_WORDS = 15, 0.9, 40
 _MOST_ITEM_WORDS, _LEAST_ITEM_LETTERS = 3, 4  # codes and numbers are no keywords
@@ -148,17 +150,28 @@ def without_loops(line: str) -> str:
 
 
 def _run_at(line: str, place: int, done: int) -> tuple[int, int, int] | None:
-    """Return begin, end and period of equal pieces around `place` and after `done`."""
-    piece, found = line[place : place + _PIECE], place
-    while (found := line.find(piece, found + 1, place + _PIECE + _MOST_PERIOD)) > 0:
+    """Return begin, end and period of equal pieces around `place` and after `done`.
+
+    Pieces of fewer than two letters, such as rows of dashes and dots, are signs of layout.
+    """
+    piece, last = line[place : place + _PIECE], place + _PIECE + _MOST_PERIOD
+    if (found := line.find(piece, place + 1, last)) < 0:
+        return None
+    # All periods of a run have the same letters: none ends before the second letter behind `place`. Without
+    # this the time is cubic in a row of signs. A run that is long and has letters is taken at once.
+    letters = (number for number in range(place, last - _PIECE) if line[number : number + 1].isalpha())
+    second, size = next(islice(letters, 1, None), last), len(line)
+    found = max(found - 1, second)
+    while (found := line.find(piece, found + 1, last)) > 0:
         period, begin, end = found - place, place, found + _PIECE
-        while end < len(line) and line[end] == line[end - period]:
-            end += 1
-        while begin > done and line[begin - 1] == line[begin - 1 + period]:
-            begin -= 1
-        is_long = end - begin >= max(_LEAST_COPIES * period, _LEAST_LOOP_CHARACTERS)
-        # Rows of dashes and dots are signs of layout.
-        if is_long and sum(map(str.isalpha, line[begin : begin + period])) > 1:
+        for step in _STRIDES:
+            while line[end : end + step] == line[end - period : end - period + step] and end + step <= size:
+                end += step
+            while line[begin - step : begin] == line[begin + period - step : begin + period] and (
+                begin - step >= done
+            ):
+                begin -= step
+        if end - begin >= max(_LEAST_COPIES * period, _LEAST_LOOP_CHARACTERS):
             return begin, end, period
     return None
 

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
-from unicodedata import normalize
+from unicodedata import is_normalized
 
 import regex
 import xxhash
 
 from kielo.corpus.evaluation_items import EvaluationItems, evaluation_items
+from kielo.corpus.filters import normalise_line
 from kielo.corpus.input_files import known_hash
-from kielo.corpus.step import CorpusStep, DocumentFilter, SplitDocument, cut_tokens
+from kielo.corpus.step import CorpusStep, DocumentFilter, SplitDocument, cut_tokens, lines_of
 from kielo.recipe.sections import Recipe
 
 NUM_WORDS, LEAST_WORDS = 13, 8
@@ -29,11 +30,16 @@ _CHARACTERS = regex.compile(
 )
 
 
+# A word is the same with any apostrophe: typewriter's, printed, and the modifier letter.
+_WITHOUT_APOSTROPHES = str.maketrans("", "", "'’ʼ")
+
+
 class _Hashes(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) >= _NUM_REMEMBERED:
             self.clear()
-        self[word] = found = xxhash.xxh3_64_intdigest(word.lower().encode())
+        plain = word.lower().translate(_WITHOUT_APOSTROPHES)
+        self[word] = found = xxhash.xxh3_64_intdigest(plain.encode())
         return found
 
 
@@ -45,6 +51,11 @@ class NGrams(NamedTuple):
 
     hashes: Numbers
     owners: Numbers
+
+
+def _plain_tokens(lines: Sequence[str]) -> list[str]:
+    """Return the words and signs of lines in the normal form, which documents of others may lack."""
+    return cut_tokens("\n".join(map(normalise_line, lines)))
 
 
 def _words(tokens: Sequence[str]) -> Iterator[str]:
@@ -84,7 +95,7 @@ def _ngrams_of(
     for owner, one in enumerate(items):
         texts = short = 0
         for text in one.texts():
-            words = list(_words(cut_tokens(normalize("NFC", text))))
+            words = list(_words(_plain_tokens(lines_of(text))))
             if not words:
                 continue
             texts += 1
@@ -128,7 +139,8 @@ class Decontaminate(DocumentFilter):
         self._ngrams, _ = ngrams_of(self.items)
 
     def judge(self, document: SplitDocument) -> str | None:
-        words = list(_words(document.tokens()))
+        is_plain = all(line.isprintable() and is_normalized("NFC", line) for line in document.lines)
+        words = list(_words(document.tokens() if is_plain else _plain_tokens(document.lines)))
         owners = [owner for n, hashes in _hashes(words) if (owner := self._owner(n, hashes)) is not None]
         return f"words of {self.items[min(owners)].name}" if owners else None
 

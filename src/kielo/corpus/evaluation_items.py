@@ -14,7 +14,7 @@ import orjson
 from kielo.artifact.manifest import hash_file, hash_json
 from kielo.artifact.prefetched import Prefetched, prefetched_folder
 from kielo.artifact.stage_json import read_json
-from kielo.artifact.text_files import read_lines
+from kielo.artifact.text_files import COMPRESSED, read_lines
 from kielo.corpus.raw_formats import (
     RawSource,
     formats,
@@ -132,7 +132,9 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _format(path: Path) -> str:
-    return next((one for one in path.suffixes if one in (_LINES, _FIELDS, _TABLE, _ARROW)), "")
+    """Return the last suffix of a file, but for one of compression, if it is a known format, or ""."""
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return name.suffix if name.suffix in (_LINES, _FIELDS, _TABLE, _ARROW) else ""
 
 
 def _strings_of(path: Path) -> Iterator[str]:
@@ -147,7 +149,13 @@ def _strings_of(path: Path) -> Iterator[str]:
             if line.strip():
                 yield from _strings_in(_parsed(line, path, number))
             continue
-        text = line.decode("utf-8", "replace")
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise KieloError(
+                f"{_KEY}: {path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x}). Fix: "
+                "convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`"
+            ) from None
         yield from text.split("\t") if form == _TABLE else (text,)
 
 

@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -146,8 +147,11 @@ def _fetch(
         origin, fingerprint = counts_of(root, manifest, RawCounts).origin, hash_manifest(root)
     if any(file_format(Path(file), source.kind) in ARCHIVES for file in files):
         web_archives.refuse_missing(name)
-    more = {"stamps": stamps, "fingerprint": fingerprint, "unread": tuple(unread)}
-    return raw_source(source, root, files, origin, **more)
+    more = {"stamps": stamps, "unread": tuple(unread)}
+    found = raw_source(source, root, files, origin, fingerprint=fingerprint, **more)
+    # Kielo once read columns 1 and 2 of .tsv files for any names: those corpora are not current.
+    by_name = hash_json([fingerprint, "columns by name"])
+    return replace(found, fingerprint=by_name) if found.column_names else found
 
 
 def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:

@@ -86,6 +86,8 @@ def _of_label(path: Path | str, content: bytes, told: str) -> str:
             raise LookupError
         "".encode(name)  # base64 and others are no encodings of text
     except LookupError:
+        if content.isascii() or _is_utf8(content, label):
+            return "utf-8"
         raise BadRecord(
             "not in its charset", f"{path}: unknown charset {label!r}. Fix: convert the file to UTF-8"
         ) from None

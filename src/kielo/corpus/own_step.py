@@ -4,6 +4,9 @@ The file runs with the rights of the person who runs Kielo. Each worker loads it
 its arguments alone, because workers share nothing.
 """
 
+import os
+import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
+
+import xxhash
 
 from kielo.corpus.filters import normalise_line
 from kielo.corpus.step import CorpusStep, SplitDocument, lines_of
@@ -32,27 +37,38 @@ def load_own_step(path: str) -> ModuleType:
 
 @lru_cache(maxsize=16)
 def _module(file: Path, source: bytes) -> ModuleType:
-    module = ModuleType(f"kielo_own_step_{file.stem}")
+    digest = xxhash.xxh3_128_hexdigest(os.fsencode(file) + b"\0" + source)
+    module = ModuleType(f"kielo_own_step_{digest}")
     module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for what the file defines
     try:
         exec(compile(source, file, "exec"), vars(module))
     except SyntaxError as error:
         raise KieloError(f"{KEY}: {file}, line {error.lineno}: {error.msg}. Fix: correct the file") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if _is_of_signal(error):
+            raise
         raise KieloError(f"{KEY}: {_place(file, error)}: {_said(error)}. Fix: correct the file") from None
     if not any(callable(getattr(module, name, None)) for name in ("judge", "change")):
         raise KieloError(f"{KEY}: {file}: has neither judge nor change. {_FIX}")
     return module
 
 
-def _place(file: Path, error: Exception) -> str:
+def _is_of_signal(error: BaseException) -> bool:
+    """Return True for the SystemExit of the handler of SIGTERM, which may come in the middle of a step."""
+    handler = getattr(signal.getsignal(signal.SIGTERM), "__code__", None)
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, SystemExit) and any(frame.f_code is handler for frame, _ in frames)
+
+
+def _place(file: Path, error: BaseException) -> str:
     """Return the file and the last line of it that the error went through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file]
     return f"{file}, line {lines[-1]}" if lines else str(file)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -103,7 +119,9 @@ class OwnStep(CorpusStep):
     def _call(self, function: Callable, document: SplitDocument, *arguments: object) -> object:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if _is_of_signal(error):
+                raise
             place = _place(self._file, error)
             raise KieloError(
                 f"{KEY}: {place}: {_said(error)}, at document {document.id} of {document.source}. Fix: "

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,24 @@ def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iter
         was_ragged = is_ragged
     if before is not None:
         yield before
+
+
+def named_columns(path: Path, rows: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
+    """Yield the rows behind row 1, of each the two columns that row 1 calls `names`, or raise KieloError."""
+    first = next(rows, None)
+    if first is None:
+        return
+    header = [column.decode("utf-8", "replace").strip() for column in first.content or ()]
+    if any(header.count(name) != 1 for name in names):
+        found = f"has {', '.join(map(repr, header))[:200]}" if header else f"is bad ({first.problem})"
+        raise KieloError(
+            f"{path}: pair_fields = {json.dumps(list(names), ensure_ascii=False)}: row 1 {found}, and not "
+            'each of these names once. No other columns are read instead. Fix: pair_fields = ["1", "3"], the '
+            "numbers of the columns, or names of row 1"
+        )
+    places = [header.index(name) for name in names]
+    for row in rows:  # as many columns as row 1 has, or bad
+        yield row if row.problem else Record(path, row.number, [row.content[place] for place in places])
 
 
 def _has_odd_quotes(record: Record) -> bool:

@@ -45,12 +45,13 @@ _NATIONAL = {
 }  # fmt: skip
 # A letter of a script with spaces, or a digit: in Chinese an address has a letter before it.
 _W = r"[[\p{L}\p{M}\p{N}_]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
+_LETTER = _W.replace("_]--", "]--")  # the same without _, which may mark emphasis around an address
 _EMAIL = regex.compile(
-    rf"(?<!{_W}|[.+-])(?:{_W}|[.%+-]){{1,64}}@(?:{_W}|-){{1,63}}(?:\.(?:{_W}|-){{1,63}}){{0,8}}\.\p{{L}}{{2,63}}?(?!{_W}|-)",
+    rf"(?<!{_W}|[.+-])(?:{_W}|[.%+-]){{1,64}}@(?:{_W}|-){{1,63}}(?:\.(?:{_W}|-){{1,63}}){{0,8}}\.\p{{L}}{{2,63}}?(?![_-]*+{_LETTER})",
     regex.V1,
 )
 _IP = regex.compile(
-    rf"(?<!{_W}|[.:])(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|(?:[0-9a-fA-F]{{0,4}}:){{2,7}}[0-9a-fA-F]{{1,4}})(?!{_W}|:|\.\d)",
+    rf"(?<!{_W}|[.:])(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|(?:[0-9a-fA-F]{{0,4}}:){{2,7}}[0-9a-fA-F]{{1,4}}(?!:))(?!{_W}|\.\d)",
     regex.V1,
 )
 _IBAN = regex.compile(

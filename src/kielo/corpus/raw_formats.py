@@ -16,7 +16,7 @@ from typing import Any
 from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
 from kielo.corpus.conversations import OTHER_FIELDS, has_questions
 from kielo.corpus.known_corpora import fields_of_facts
-from kielo.corpus.pair_formats import tmx_records, tsv_records
+from kielo.corpus.pair_formats import named_columns, tmx_records, tsv_records
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, json_records, too_long
 from kielo.corpus.step import is_cleaned, text_fields
@@ -81,6 +81,7 @@ class RawSource:
     fingerprint: str = ""
     encoding: str | None = None  # of files without a mark; None: UTF-8
     unread: tuple[str, ...] = ()  # other files
+    column_names: tuple[str, ...] = ()  # pair_fields that .tsv files have in row 1
 
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
         """Return the required columns of a file with columns `present`. Conversations are in one column."""
@@ -100,10 +101,13 @@ class RawSource:
 
 def raw_source(source: Source, root: Path, files: Sequence[str], origin: str, **others: Any) -> RawSource:
     """Return a source of the recipe with its files, sorted by name. others: fields of `RawSource`."""
+    has_tsv = any(file_format(Path(file), source.kind) == "tsv" for file in files)
+    are_numbers = all(map(str.isdecimal, source.pair_fields))
     return RawSource(
         name=source.name,
         root=str(root),
         files=tuple(files),
+        column_names=source.pair_fields if has_tsv and not are_numbers else (),
         kind=source.kind,
         is_cleaned=is_cleaned(source),
         documents=source.documents,
@@ -192,7 +196,8 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     elif format == "tmx":
         yield from tmx_records(path, source.text_fields, max_bytes, source.encoding)
     elif format == "tsv":
-        yield from tsv_records(path, max_bytes, source.encoding)
+        rows = tsv_records(path, max_bytes, source.encoding)
+        yield from named_columns(path, rows, source.column_names) if source.column_names else rows
     elif format in ARCHIVES:
         yield from archive_records(path, max_bytes)
     elif format == "json":

@@ -125,7 +125,9 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
             if end == len(text) and text[end - 1] not in '}]"':
                 break  # more digits may follow
             number += 1
-            yield Record(path, number, text[place:end].encode())
+            element, where = text[place:end].encode(), f"{path}, element {number}"
+            is_long = len(element) > max_bytes
+            yield Record(path, number, *((None, too_long(where, max_bytes)) if is_long else (element,)))
             place = end
         text = text[place:]
         if len(text) > max_bytes:

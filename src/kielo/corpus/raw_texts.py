@@ -197,6 +197,9 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
         return found.decode() if is_text and isinstance(found, bytes) else found
     except UnicodeDecodeError:
         raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8. Fix: write it again from clean text") from None
+    except (ValueError, OverflowError) as problem:  # of a time that Python cannot express
+        told = f"{where}: a cell cannot be read ({problem}). Fix: write it as text"
+        raise BadRecord("a cell that cannot be read", told) from None
 
 
 def _list_bytes(value: Any, max_bytes: int) -> int:

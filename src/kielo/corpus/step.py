@@ -41,8 +41,9 @@ LATER: JsonTable = {
 }
 LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
-# The number of the rule by which plain digits are a phone number. Corpora of an earlier rule are not current.
-_PHONE_RULE = 2
+# Kind of personal data → the number of the rule by which it is known. Corpora of an earlier rule are not
+# current. So it is with decontamination.
+_MASK_RULES, _DECONTAMINATION_RULE = {"email": 2, "ip": 2, "phone": 2}, 2
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 # Words, numbers and signs, about as spaCy has them: a hyphen parts words, an apostrophe does not.
@@ -195,7 +196,8 @@ def effective_settings(corpus: Corpus, card: Language, name: str = "") -> JsonTa
         **({"decontaminate": _names(corpus.decontaminate)} if corpus.decontaminate else {}),
         **({"own_steps": _own_steps(corpus.own_steps)} if corpus.own_steps else {}),
         **({"marked_letters": _marked_letters(rules)} if "lost_diacritics" in corpus.damage else {}),
-        **({"phone_rule": _PHONE_RULE} if "phone" in corpus.mask_personal_data else {}),
+        **({"decontamination_rule": _DECONTAMINATION_RULE} if corpus.decontaminate else {}),
+        **{f"{kind}_rule": rule for kind, rule in _MASK_RULES.items() if kind in corpus.mask_personal_data},
         **({"stop_words": words} if (words := _stop_words(corpus, rules)) else {}),
         "language": card.code,
         "scripts": list(card.unicode_scripts),

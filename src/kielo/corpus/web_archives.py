@@ -49,9 +49,10 @@ def archive_records(path: Path, max_bytes: int) -> Iterator[Record]:
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    number, record = 0, None
+    number, record, blocks = 0, None, _Blocks(path)
+    archive = ArchiveIterator(io.BufferedReader(blocks))
     try:
-        for number, record in enumerate(ArchiveIterator(io.BufferedReader(_Blocks(path))), start=1):
+        for number, record in enumerate(archive, start=1):
             try:
                 yield Record(path, number, _page(path, number, record, max_bytes))
             except BadRecord as problem:
@@ -60,15 +61,20 @@ def archive_records(path: Path, max_bytes: int) -> Iterator[Record]:
         raise KieloError(
             f"{path}, after record {number}: damaged or no web archive ({problem}). Fix: download it again"
         ) from None
-    if record is None or getattr(record.raw_stream, "limit", 0) > 0:
+    except (AttributeError, ValueError, EOFError):  # of warcio, at a header that is cut short
+        raise KieloError(f"{path}, record {number + 1}: cut short. Fix: download it again") from None
+    # A header that is cut in the middle has no length yet.
+    if record is None or record.length is None or getattr(record.raw_stream, "limit", 0) > 0:
         raise KieloError(f"{path}, record {number}: cut short. Fix: download it again")
+    if archive.offset < blocks.size:  # warcio passes over a header that is cut short in its last lines
+        raise KieloError(f"{path}, record {number + 1}: cut short. Fix: download it again")
 
 
 class _Blocks(io.RawIOBase):
     """The decompressed bytes of a file, which `read_blocks` refuses if it is cut short."""
 
     def __init__(self, path: Path) -> None:
-        self._blocks, self._rest = read_blocks(path), b""
+        self._blocks, self._rest, self.size = read_blocks(path), b"", 0
 
     def readable(self) -> bool:
         return True
@@ -77,7 +83,7 @@ class _Blocks(io.RawIOBase):
         while not self._rest:
             if (block := next(self._blocks, None)) is None:
                 return 0
-            self._rest = block
+            self._rest, self.size = block, self.size + len(block)
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size

@@ -153,8 +153,9 @@ class Source(Section):
     documents: Literal["lines", "paragraphs", "files"] = "lines"
     """Document of a .txt file: a line, a paragraph (ended by an empty line), or the file. Only with path."""
     pair_fields: _Texts = ()
-    """The two fields of a pair, in the order of `language`: names, column numbers in .tsv (default: 1, 2),
-    language codes in .tmx. Default: the codes in `language`. Only with kind = parallel."""
+    """The two fields of a pair, in the order of `language`: names (of row 1 in .tsv), column numbers in
+    .tsv (default: 1, 2), language codes in .tmx. Default: the codes in `language`. Only with kind =
+    parallel."""
     templates: _Texts = (DEFAULT_TEMPLATE,)
     """Layouts with {source}, {target}, {source_language}, {target_language}; one for each pair. Only with
     kind = parallel."""
