@@ -40,7 +40,7 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
     sizes = [path.stat().st_size for path in sorted(text.iterdir())]
     assert 0.95 * BYTES < sum(sizes) < 1.05 * BYTES and len(sizes) == 16
     corpus = Corpus(
-        sources=str(text), language_identifier="lid176", near_copies="fineweb2",
+        sources=str(text), language_identifier="lid176", near_copies="hplt",
         line_language_threshold=0, document_language_threshold=0,
     )  # fmt: skip
     for number in (1, 4, 16):
