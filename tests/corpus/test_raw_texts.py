@@ -109,7 +109,7 @@ def test_lines_of_a_file(tmp_path):
 
 
 def test_elements_of_an_array_at_the_limit(tmp_path):
-    """As lines of .jsonl: at the limit whole, one byte more is bad with its number."""
+    """An element of the limit is whole, one byte more is bad with its number, as lines of .jsonl are."""
     whole, long = '{"text":"õ"}', '{"text":"õõ"}'
     (tmp_path / "a.json").write_text(f"[{whole},{long},\n{whole}]", encoding="utf-8")
     found = list(records(source(tmp_path, "a.json"), len(whole.encode())))

@@ -188,7 +188,7 @@ def test_a_launch_on_an_offline_site_says_what_it_lacks(tmp_path, monkeypatch, h
 
 @pytest.fixture
 def asked_of_pip(tmp_path, monkeypatch) -> list:
-    """What pip is asked, and the constraints that it gets. It makes wheels by name."""
+    """Return what pip is asked, and the constraints that it gets. This pip makes wheels by name."""
     asked, real = [], subprocess.run
 
     def pip(command, **options):
@@ -213,7 +213,7 @@ def asked_of_pip(tmp_path, monkeypatch) -> list:
     ("sources=elsewhere/*.warc.gz", "warc"), ("sources=elsewhere", ""),
 ])  # fmt: skip
 def test_wheels_have_the_packages_of_the_text(tmp_path, asked_of_pip, sets, extras) -> None:
-    """Those of steps, of the engine, and of web archives by the files here or by the path."""
+    """Wheels come for steps, for the engine, and for web archives, known by files here or by the path."""
     (tmp_path / "crawl").mkdir()
     (tmp_path / "crawl" / "a.wet.gz").touch()
     own = ["--set", "corpus.sources=a.txt", "--set", f"corpus.{sets}"]
