@@ -31,7 +31,7 @@ help:
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
 	@echo "make test                8 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
-	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
+	@echo "make test-full          > 1 h   test, test-faults, and the cases marked full but for compiled layers (test-torches)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
 	@echo "make lint                1 min  ruff, phrases, the stairs of imports, types, the Containerfile"
 	@echo "make types               1 min  mypy over the package; 10 s when little has changed"
