@@ -21,7 +21,7 @@ def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     """
     folder = tmp_path / "demo"
     sets = ("--set", f"folder={folder}", "--set", "evaluate.made_pairs=1000")
-    process = kielo("run", "demo_estonian", "--json", *sets, threads=2, is_online=True)
+    process = kielo("run", "demo_estonian", "--json", *sets, is_online=True)
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
@@ -54,7 +54,6 @@ def test_the_demo_of_an_encoder_beats_its_baselines(tmp_path):
         "--json",
         "--set",
         f"folder={tmp_path / 'demo'}",
-        threads=2,
         is_online=True,
     )
     stdout, stderr = process.communicate(timeout=1800)

@@ -96,7 +96,7 @@ def test_weights_of_a_run_that_is_not_finished_say_what_makes_them():
 def test_the_demo_of_a_new_language(tmp_path, monkeypatch):
     """`kielo run demo_new_language`: both languages' help, and a model better than its baselines."""
     monkeypatch.chdir(tmp_path)
-    process = kielo("run", "demo_new_language", "--json", threads=2, is_online=True)
+    process = kielo("run", "demo_new_language", "--json", is_online=True)
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)

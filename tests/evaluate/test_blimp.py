@@ -39,7 +39,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"evaluate.minimal_pairs={folder}/some.zip",
     )
     sets = [word for one in settings for word in ("--set", one)]
-    process = kielo("run", "demo_english", *sets, threads=2, is_online=True)
+    process = kielo("run", "demo_english", *sets, is_online=True)
     _, stderr = process.communicate(timeout=1500)
     assert process.returncode == 0, stderr
     return folder / "run"
