@@ -73,9 +73,9 @@ def write_recipe(folder: Path, name: str = "tiny") -> Path:
     return path
 
 
-def kielo(*arguments: str | Path, threads: int = 1, is_online: bool = False) -> subprocess.Popen:
+def kielo(*arguments: str | Path, is_online: bool = False) -> subprocess.Popen:
     """Start `kielo` as people do, in a process of its own. is_online: names of servers are looked up."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if is_online:
         environment.pop("RES_OPTIONS", None)  # tests/conftest.py turns lookups off
     return subprocess.Popen(
