@@ -167,6 +167,7 @@ class MemoryLedger:
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
+_COMPOSED = (_aten.matmul.default,)  # whole inside of an operator of Kielo's own; else autograd decomposes it
 # Kielo's operators whose parts are watched.
 _OWN: dict[Any, Callable[..., Any]] = {
     torch.ops.kielo.summed_product.default: summed_product,
@@ -243,9 +244,12 @@ class RankWatch(TorchDispatchMode):
         if any(map(is_wrapper, types)):
             return NotImplemented
         if operator in _OWN:
-            return (self._repeated if operator in _REPEATED else self._inside)(operator, args)
+            once = operator in _REPEATED
+            return self._repeated(operator, args) if once else self._watched(_OWN[operator], args)
         if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
             return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
+        if operator in _COMPOSED:
+            return self._watched(operator.decompose, args)
         result = operator(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         kind = self._kind(operator, args)
@@ -256,11 +260,11 @@ class RankWatch(TorchDispatchMode):
             self._count_collective(operator, args, made)
         return result
 
-    def _inside(self, operator: Any, args: tuple) -> Any:
-        """Run the parts of an operator of Kielo's own, watched."""
+    def _watched(self, function: Callable[..., Any], args: tuple) -> Any:
+        """Run the parts of an operator, watched."""
         TorchDispatchMode.__enter__(self)
         try:
-            return _OWN[operator](*args)
+            return function(*args)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
 
@@ -275,7 +279,7 @@ class RankWatch(TorchDispatchMode):
             return result
         flops = self.flops.copy()
         with self.ledger.noted() as (changes, held):
-            result = self._inside(operator, args)
+            result = self._watched(_OWN[operator], args)
         results = [held[storage_key(leaf.untyped_storage())] for leaf in tree_leaves(result)]
         self._insides[key] = Inside(changes, results, self.flops - flops)
         return result
