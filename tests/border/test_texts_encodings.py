@@ -214,7 +214,7 @@ def test_the_reader_here_has_universal_line_ends() -> None:
     assert io.TextIOWrapper(io.BytesIO(b"a\rb\r\nc\n"), encoding="utf-8").read() == "a\nb\nc\n"
 
 
-# The standard's labels; "replacement" is for pages that browsers do not show. Python can decode two of its labels.
+# The standard's labels; "replacement" is for pages that browsers do not show.
 LABELS = [label for label, name in webencodings.labels.LABELS.items() if name != "replacement"]
 LETTERS = {"gbk": "国", "gb18030": "国", "big5": "國", "euc-jp": "国", "iso-2022-jp": "国", "shift_jis": "国",
            "euc-kr": "국"}  # fmt: skip

@@ -53,8 +53,8 @@ _LABELS = {label: name for name, labels in _BY_NAME.items() for label in labels.
 _LABELS |= {"x-user-defined": "cp1252"} | {
     f"iso8859{number}": f"iso8859-{number}" for number in (6, 7, 8, 15)
 }
-# Labels of the standard's "replacement" that Python does not know. Chinese in ISO 2022 has bytes below 128 only,
-# after an escape (0x1b).
+# Labels of the standard's "replacement" that Python does not know. Chinese in ISO 2022 has only bytes below
+# 128, and an escape (0x1b) before them.
 _UNREADABLE = frozenset({"replacement", "iso-2022-cn", "iso-2022-cn-ext"})
 _LETTERS_OF_TWO_BYTES = frozenset({"gb18030", "cp932", "cp949", "big5hkscs", "euc_jp", "iso2022_jp"})
 _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
