@@ -91,9 +91,7 @@ def test_attention_in_blocks_is_the_same_in_each_layer() -> None:
     with fake_tensors(), RankWatch({}, "") as watch:
         first, second, longer = watched(2048), watched(2048), watched(4096)
     assert first == second
-    products = (
-        2 * 8 * 4 * 2048 * 2048 * 16
-    )  # scores; weights by values. Backward: two of each, scores again
+    products = 2 * 8 * 4 * 2048 * 2048 * 16  # scores; weights by values. Backward: two of each, scores again
     assert first[0] == {"matrix products": 2 * products} and longer[0] == {"matrix products": 8 * products}
     assert first[2] == {"matrix products": 7 * products}
     scores = first[1]["forward"].kinds["activations"] - 4 * 8 * 4 * 2048 * 16
