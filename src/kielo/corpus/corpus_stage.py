@@ -47,7 +47,7 @@ from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
-from kielo.corpus.raw_formats import RawSource, file_format
+from kielo.corpus.raw_formats import RawSource, file_format, first_names
 from kielo.corpus.ray_pool import RayPool
 from kielo.corpus.step import Tally, cards_of_text, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
@@ -369,7 +369,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
             if amount and what == "documents":
                 dropped[f"{tally.name}, {reason}".replace("read, ", "")] += amount
     reasons = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
-    files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
+    files = f"{len(raw.files):,} files read"
+    if raw.unread:
+        files += f", {len(raw.unread):,} not read ({first_names(raw.unread)})"
     yield (
         f"{raw.name}: {files}. {source.documents_in:,} documents in, {source.documents_kept:,} kept"
         + f". Dropped: {reasons}" * bool(reasons)

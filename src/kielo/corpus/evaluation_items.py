@@ -17,6 +17,7 @@ from kielo.artifact.stage_json import read_json
 from kielo.artifact.text_files import COMPRESSED, read_lines
 from kielo.corpus.raw_formats import (
     RawSource,
+    first_names,
     formats,
     is_about,
     is_data,
@@ -114,8 +115,7 @@ def _files_of(key: str, given: str) -> tuple[Path, ...]:
     if unread and place.is_dir():
         raise KieloError(
             f"{key}: {given}: {len(unread)} files that look like data would not be read: "
-            f"{', '.join(unread[:5])}{', …' * (len(unread) > 5)}. Fix: convert them to {_LINES}, "
-            f"{_FIELDS} or {_TABLE}, or move them away"
+            f"{first_names(unread)}. Fix: convert them to {_LINES}, {_FIELDS} or {_TABLE}, or move them away"
         )
     if not files:
         raise KieloError(

@@ -45,6 +45,7 @@ from kielo.corpus.raw_formats import (
     ARCHIVES,
     RawSource,
     file_format,
+    first_names,
     formats,
     is_about,
     is_left_out,
@@ -221,7 +222,8 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
         elif not path.is_dir():
             unread.add(os.fsencode(file).decode("utf-8", "backslashreplace"))  # for messages and records
     if not read:
-        raise KieloError(f"{where}: {pattern}: has no file of a known format. Fix: {formats(kind)}")
+        skipped = f" (not read: {first_names(sorted(unread))})" * bool(unread)
+        raise KieloError(f"{where}: {pattern}: has no file of text{skipped}. Fix: {formats(kind)}")
     if kind != "code":  # beside code there may be anything
         refuse_unread(source, sorted(unread))
     return root, sorted(read), sorted(unread)
