@@ -4,6 +4,7 @@ import glob
 import gzip
 import lzma
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -73,8 +74,10 @@ def test_both_ways_failing_says_why(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["nothing.txt", "no-folder/*.txt"])
 def test_missing_path_is_named(tmp_path, name):
     """A path or pattern that fits nothing is a KieloError with it."""
-    with pytest.raises(KieloError, match="no such file or folder, or no match"):
+    with pytest.raises(KieloError, match="no such file or folder, or no match$"):
         fetch_sources(recipe(tmp_path / name), tmp_path / "raw", print)
+    with pytest.raises(KieloError, match=f"{re.escape(name)}: .* no match in {re.escape(os.getcwd())}$"):
+        local_files(Source(name="a", path=name))
 
 
 def test_folder_without_text_is_refused(tmp_path):

@@ -203,7 +203,8 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
         entries = list(_matches(name, root, place.relative_to(root).parts, set()))
         if not entries:
-            raise KieloError(f"{where}: {pattern}: no such file or folder, or no match")
+            below = "" if place.is_absolute() else f" in {Path.cwd()}"
+            raise KieloError(f"{where}: {pattern}: no such file or folder, or no match{below}")
     folders, real, given = set[str](), cache(os.path.realpath), set[tuple[str, str]]()
     found = (
         path

@@ -1,7 +1,8 @@
 """Reads a recipe: TOML, one level of `extends`, a variant, `--set`. A path or shipped name → a checked
 `Recipe`.
 
-Relative paths inside a recipe start at the folder in which `kielo` is started.
+Relative paths inside a recipe start at the folder in which `kielo` is started. A run folder's recipe records
+it (`write_run_recipe`).
 """
 
 import codecs
