@@ -122,7 +122,7 @@ def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
 def refuse_other_start(recipe: Recipe, run_folder: Path) -> None:
     """Refuse a run by its folder if its recipe's relative paths would lead to other files here.
 
-    A moved run may be started where it was, and a project that was moved with its run in its new place.
+    A run that was moved alone can be started in its old folder, a run moved with its project in the new folder.
     """
     text = (run_folder / RUN_RECIPE_NAME).read_text(encoding="utf-8", errors="replace")
     found = re.search(rf"^{_START}(\[.*\])$", text, re.MULTILINE)
