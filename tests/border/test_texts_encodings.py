@@ -11,6 +11,7 @@ import webencodings.labels
 import zstandard
 
 from kielo.corpus.html_text import decode_page
+from kielo.corpus.raw_record import BadRecord
 from tests.border.source_variants import Kind, check
 
 ESTONIAN = [
@@ -213,7 +214,7 @@ def test_the_reader_here_has_universal_line_ends() -> None:
     assert io.TextIOWrapper(io.BytesIO(b"a\rb\r\nc\n"), encoding="utf-8").read() == "a\nb\nc\n"
 
 
-# The standard's labels; "replacement" is for pages that nothing should read.
+# The standard's labels; "replacement" is for pages that browsers do not show.
 LABELS = [label for label, name in webencodings.labels.LABELS.items() if name != "replacement"]
 LETTERS = {"gbk": "国", "gb18030": "国", "big5": "國", "euc-jp": "国", "iso-2022-jp": "国", "shift_jis": "国",
            "euc-kr": "국"}  # fmt: skip
@@ -238,3 +239,34 @@ def test_labels_mean_what_the_standard_says() -> None:
             except UnicodeDecodeError:
                 continue
             assert decode_page(Path("a"), content) == expected, (label, hex(byte))
+
+
+# RFC 1843's example, and words as RFC 1557 and RFC 1922 have them.
+SEVEN_BITS = {
+    "hz-gb-2312": (b"~{<:Ky2;S{#,NpJ)l6HK!#~}", "己所不欲，勿施於人。"),
+    "iso-2022-kr": (b"\x1b$)C\x0eGQ19\x0f", "한국"),
+    "csiso2022kr": (b"\x1b$)C\x0eGQ19\x0f", "한국"),
+    "iso-2022-cn": (b"\x1b$)A\x0e=;;;\x0f", None),
+    "iso-2022-cn-ext": (b"\x1b$)A\x0e=;;;\x0f", None),
+    "x-iso-2022-cn-gb": (b"\x1b$)A\x0e=;;;\x0f", None),
+    "replacement": (b"abc", None),
+}
+
+
+def test_a_page_in_seven_bits_is_decoded_or_bad() -> None:
+    """The labels are the standard's of "replacement", and Java's of a page with escapes."""
+    assert set(webencodings.labels.LABELS) - set(LABELS) < SEVEN_BITS.keys()
+    for label, (body, text) in SEVEN_BITS.items():
+        head = f'<meta charset="{label}"><p>'.encode()
+        for page, told in ((head + body, ""), (b"<p>" + body, "" if label.startswith("x-") else label)):
+            if text is not None:
+                assert decode_page(Path("a"), page, label=told).endswith(f"<p>{text}"), label
+            elif told or page.startswith(b"<meta"):
+                with pytest.raises(BadRecord, match=f"unknown charset '{label}'"):
+                    decode_page(Path("a"), page, label=told)
+
+
+@pytest.mark.parametrize("told", ["utf-8\0", "\0", "klingon", "\udcff"])
+def test_a_page_of_a_server_that_tells_no_charset_is_read_by_its_own_label(told: str) -> None:
+    page = '<meta charset="windows-1257"><p>Õhtu'.encode("cp1257")
+    assert decode_page(Path("a"), page, label=told).endswith("<p>Õhtu")

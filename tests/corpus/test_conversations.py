@@ -79,6 +79,7 @@ def test_what_teaches_nothing_is_dropped_and_counted(tmp_path):
         ({"instruction": "a", "output": "b", "history": 1}, "its 'history' is no list"),
         ({"instruction": "a", "output": "b", "input": {"a": 1}}, "its 'input' is a dict and no text"),
         ({"instruction": "a", "output": "b", "input": ["a"]}, "its 'input' is a list and no text"),
+        ({"instruction": "a", "output": "b", "input": float("inf")}, "its 'input' is infinite"),
         ({"messages": chat("a", "b"), "tools": '["\\ud83d"]'}, "cannot be stored as JSON"),
         ({"messages": chat("a", "b"), "tools": f"[{10**20}]"}, "cannot be stored as JSON"),
         ({"messages": chat("a", "b"), "tools": "[" * 5000 + "]" * 5000}, "its 'tools' are no JSON"),
@@ -108,6 +109,7 @@ def test_a_long_conversation_in_parquet_is_not_held(tmp_path):
         (b"\xff", pyarrow.binary()),
         (Decimal("1.5"), pyarrow.decimal128(5, 2)),
         (1 << 60, pyarrow.timestamp("ms")),
+        (0, pyarrow.timestamp("us", tz="Nowhere/Land")),
     ],
 )
 def test_a_cell_that_cannot_be_stored_is_a_bad_record(tmp_path, value, type):
@@ -119,9 +121,18 @@ def test_a_cell_that_cannot_be_stored_is_a_bad_record(tmp_path, value, type):
         run(tmp_path, {"path": str(tmp_path / "a.parquet"), "kind": "instructions"})
 
 
-def test_a_number_is_an_input(tmp_path):
-    (made,) = run(tmp_path, source(tmp_path, [{"instruction": "Kas paaris?", "input": 0, "output": "Jah."}]))
-    assert made[0]["content"] == "Kas paaris?\n0"
+@pytest.mark.parametrize(("number", "question"), [
+    (0, "Kas paaris?\n0"), (1.5, "Kas paaris?\n1.5"), (float("nan"), "Kas paaris?"),
+])  # fmt: skip
+def test_a_number_is_an_input(tmp_path, number, question):
+    """But NaN is a missing value, as pandas writes it."""
+    row = {"instruction": "Kas paaris?", "input": number, "output": "Jah."}
+    pyarrow.parquet.write_table(
+        pyarrow.table({key: [value] for key, value in row.items()}), tmp_path / "a.parquet"
+    )
+    table = {"path": str(tmp_path / "a.parquet"), "kind": "instructions", "clean": False}
+    made = run(tmp_path, source(tmp_path, [row], clean=False), table, deduplicate_documents=False)
+    assert [messages[0]["content"] for messages in made] == [question] * 2
 
 
 @pytest.mark.parametrize("kind", ["text", "code"])

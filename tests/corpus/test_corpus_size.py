@@ -1,7 +1,6 @@
-"""0.3 GB of text in 1, 4 and 16 parts: the same bytes, all planted copies, and the memory of workers."""
+"""0.1 GB of text in 1, 4 and 16 parts: the same bytes, all planted copies, and the memory of workers."""
 
 import json
-import os
 import runpy
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.sections import Corpus, Recipe
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "data" / "corpus_size.py"))
-BYTES, MOST_BYTES_OF_WORKER, MOST_SECONDS = 300_000_000, 1_000_000_000, 1200  # of processors
+BYTES, MOST_BYTES_OF_WORKER = 100_000_000, 300_000_000
 
 
 @pytest.mark.full
@@ -35,7 +34,7 @@ def test_the_text_is_as_planned():
 def test_large_text_in_parts(tmp_path, monkeypatch):
     """Near and exact copies go. Nothing but the number of parts differs."""
     pytest.importorskip("rensa")
-    text, hashes, began = tmp_path / "text", set(), sum(os.times()[:4])
+    text, hashes = tmp_path / "text", set()
     planted = BENCHMARK["write_text"](text, BYTES, 1)
     sizes = [path.stat().st_size for path in sorted(text.iterdir())]
     assert 0.95 * BYTES < sum(sizes) < 1.05 * BYTES and len(sizes) == 16
@@ -62,4 +61,3 @@ def test_large_text_in_parts(tmp_path, monkeypatch):
     copies = planted["exact_copies"] + planted["near_copies"]
     assert len(hashes) == 1 and counts["documents_in"] == planted["documents"]
     assert 0.98 * copies <= counts["documents_in"] - counts["documents_kept"] <= copies
-    assert sum(os.times()[:4]) - began < MOST_SECONDS

@@ -123,26 +123,33 @@ def test_the_same_documents_as_a_plain_script_finds(tmp_path, seed):
     assert 0 < len(right) < 40
 
 
-def test_apostrophes_and_forms_of_unicode_do_not_hide_a_text(tmp_path):
-    """Text that nobody cleaned, beside an evaluation with soft hyphens and a printed apostrophe."""
+APOSTROPHES = "'’ʼʻ´‘`′＇"
+
+
+@pytest.mark.parametrize("in_evaluation", APOSTROPHES)
+def test_apostrophes_and_forms_of_unicode_do_not_hide_a_text(tmp_path, in_evaluation):
+    """Text that nobody cleaned, beside an evaluation with soft hyphens and one of the apostrophes."""
     plain = (
-        "L'été, l'air d'ici n'était jamais aussi doux qu'aujourd'hui, dit-on à Tartu depuis très longtemps"
+        "L'été, l'air d'ici n'était jamais aussi doux qu'aujourd'hui, dit-on officiellement à Tartu depuis "
+        "très longtemps"
     )
     file, source = tmp_path / "items.txt", tmp_path / "in.jsonl"
-    texts = [plain, plain.replace("'", "’"), plain.replace("'", "ʼ"), normalize("NFD", plain)]
-    texts += [plain.replace("Tartu", "Tar\u00adtu"), plain.replace("Tartu", "Tallinn")]
+    texts = [plain.replace("'", apostrophe) for apostrophe in APOSTROPHES]
+    texts += [normalize("NFD", plain), plain.replace("Tartu", "Tar\u00adtu"), plain.replace("ffi", "ﬃ")]
+    wide = plain.translate({number: number + 0xFEE0 for number in range(0x21, 0x7F)})
+    texts += [wide, plain.replace("Tartu", "Tallinn"), plain.replace("'", " ' "), plain.replace("'", "` ´")]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    file.write_text(plain.replace("'", "’").replace("jamais", "ja\u00admais"), encoding="utf-8")
+    file.write_text(plain.replace("'", in_evaluation).replace("jamais", "ja\u00admais"), encoding="utf-8")
     words = {"name": "a", "path": str(source), "clean": False}
     section = Corpus(sources=[words], workers=1, decontaminate=(str(file),))
     run_corpus(Recipe(name="t", language="fr", corpus=section), tmp_path / "corpus", tmp_path / "raw")
-    assert kept(tmp_path) == texts[5:]
+    assert kept(tmp_path) == texts[-3:]
 
 
 def test_a_rule_is_a_setting_of_the_corpora_that_use_it():
     used, other = (effective_settings(Corpus(sources="a", decontaminate=files), language("et"))
                    for files in (("a.txt",), False))  # fmt: skip
-    assert used["decontamination_rule"] == 2 and "decontamination_rule" not in other
+    assert used["decontamination_rule"] == 3 and "decontamination_rule" not in other
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,20 @@
 
 import glob
 import gzip
+import json
 import lzma
 import os
 import re
 import sys
 import types
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from kielo.artifact.manifest import read_manifest
 from kielo.corpus import download
-from kielo.corpus.fetch import fetch_sources, local_files
+from kielo.corpus.fetch import HASHES_NAME, fetch_sources, local_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import recipe
@@ -87,9 +89,9 @@ def test_folder_without_text_is_refused(tmp_path):
         fetch_sources(recipe(tmp_path), tmp_path / "raw", print)
 
 
-def files_of(folder: Path, pattern: str) -> list[str]:
+def files_of(folder: Path, pattern: str, *leave_out: str) -> list[str]:
     """Returns the names below `folder` of what a pattern below it gives."""
-    root, found, _ = local_files(Source(name="a", path=str(folder / pattern)))
+    root, found, _ = local_files(Source(name="a", path=str(folder / pattern), leave_out=leave_out))
     return [(root / name).relative_to(folder).as_posix() for name in found]
 
 
@@ -142,6 +144,66 @@ def test_links_in_a_circle_end(tmp_path, pattern):
     assert len({os.path.realpath(tmp_path / "text" / name) for name in found}) == len(found) == 3
 
 
+@pytest.mark.parametrize("leave_out", [
+    (), ("v*/*",), ("current/*",), ("a/link/*",), ("*/real/*",), ("a/*", "*/v2.txt"), ("*[k]/*", "?1/*"),
+    ("*l*/*.txt", "v[!1]*"),
+])  # fmt: skip
+@pytest.mark.parametrize("pattern", ["", "*", "**", "*/*.txt", "**/*.txt", "*/*/*.txt", "[ac]*/**", "a/**"])
+def test_a_file_is_left_out_by_its_name_and_read_by_another(tmp_path, pattern, leave_out):
+    """Names are as glob finds them. A file is read once, by a name without a link if that is not left out."""
+    for name in ("v1/v1.txt", "v2/v2.txt", "other/o.txt", "z/real/r.txt", "z/real/deep/d.txt", "a/a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    for link, target in (("current", "v2"), ("a/link", "../z/real"), ("a/again", "../current")):
+        (tmp_path / link).symlink_to(target)
+    matched = map(Path, glob.glob(str(tmp_path / pattern), recursive=True))
+    found = set()
+    for path in matched:
+        walk = os.walk(path, followlinks=True)
+        found |= {path} if path.is_file() else {Path(top) / name for top, _, names in walk for name in names}
+    names: dict[str, set[str]] = {}
+    for path in found:
+        name = str(path.relative_to(tmp_path))
+        if not any(fnmatch(name, one) for one in leave_out):
+            names.setdefault(str(path.resolve().relative_to(tmp_path)), set()).add(name)
+    if pattern[:1] in ("*", "["):  # whose names begin with the folder
+        leave_out = tuple(f"{tmp_path.name}/{one}" for one in leave_out)
+    if not names:
+        with pytest.raises(KieloError, match="has no file of text"):
+            files_of(tmp_path, pattern, *leave_out)
+        return
+    read = files_of(tmp_path, pattern, *leave_out)
+    assert sorted(str((tmp_path / name).resolve().relative_to(tmp_path)) for name in read) == sorted(names)
+    assert all(own in read or own not in names[own] and names[own] & {*read} for own in names)
+    unread = local_files(Source(name="a", path=str(tmp_path / pattern), leave_out=leave_out))[2]
+    assert len(unread) + len(read) == len({path.resolve() for path in found})
+
+
+@pytest.mark.parametrize(("leave_out", "most"), [
+    ((), 1), (("0/*",), 2), (("*/*",), 2), (("*/3/*", "*/5/7/*", "1?*"), 8), (("*",), 1),
+])  # fmt: skip
+@pytest.mark.parametrize("pattern", ["", "**/*.txt", "*/*/*/*/*/*/*.txt"])
+def test_folders_that_link_to_each_other_are_not_read_by_every_name(
+    tmp_path, monkeypatch, pattern, leave_out, most
+):
+    """12 folders have 12! names of 12 parts. A folder is listed as often as patterns tell names apart."""
+    folders = [str(number) for number in range(12)]
+    for one in folders:
+        (tmp_path / one).mkdir()
+        (tmp_path / one / "a.txt").write_text("x\n")
+        for other in folders:
+            (tmp_path / one / f"{other}_").symlink_to(tmp_path / other)
+    listed, real = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or real(path))
+    if leave_out in (("*",), ("*/*",)):
+        with pytest.raises(KieloError, match="has no file of text"):
+            files_of(tmp_path, pattern, *leave_out)
+    else:
+        found = files_of(tmp_path, pattern, *leave_out)
+        assert len({(tmp_path / name).resolve() for name in found}) == len(found) == 12
+    assert len(listed) <= 13 * most * (pattern.count("/") + 1)
+
+
 @pytest.mark.parametrize("pattern", ["**/*.txt", "*/*.txt", "f*/new/*.txt", "fi/*.txt"])
 def test_a_folder_that_a_pattern_cannot_read_is_refused(tmp_path, monkeypatch, pattern):
     """Its files would be left out silently. A folder that cannot match may be closed."""
@@ -192,6 +254,17 @@ def test_an_ignored_file_may_have_a_name_that_is_not_utf8(tmp_path):
     (tmp_path / os.fsdecode(b"h\xf5bu.csv")).write_text("x\n")
     with pytest.raises(KieloError, match=r"would not be read: h\\xf5bu.csv. Fix"):
         files_of(tmp_path, "")
+
+
+def test_a_link_may_lead_into_a_folder_whose_name_is_not_utf8(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff")).mkdir()
+    (tmp_path / os.fsdecode(b"\xff") / "a.txt").write_text("x\n")
+    (tmp_path / "text").symlink_to(os.fsdecode(b"\xff"))
+    found, again = (fetch_sources(recipe(tmp_path / "text"), tmp_path / "raw", print)[0] for _ in range(2))
+    assert (
+        found == again
+        and r"\xff/a.txt" in json.loads((tmp_path / "raw" / HASHES_NAME).read_text()).popitem()[0]
+    )
 
 
 def test_hash_follows_the_text(tmp_path):

@@ -159,6 +159,15 @@ CONTACTS = [
 PERSONAL = [
     ("et", "_mari@ut.ee_ mari@ut.ee- jaan@ut.ee_x 8.8.8.8:443, 8.8.4.4: vaikib",
      "[EMAIL]_ [EMAIL]- jaan@ut.ee_x [IP]:443, [IP]: vaikib", {"email": 2, "ip": 2}),
+    ("fi", "Viesti info@firma.fi-osoitteeseen, info@firma.ee-le. a@b.co-op.fi, mutta ei info@firma.fi_osoite",
+     "Viesti [EMAIL]-osoitteeseen, [EMAIL]-le. [EMAIL], mutta ei info@firma.fi_osoite", {"email": 3}),
+    ("fi", "64 bytes from 2a00:1450:400f:80c::200e: icmp_seq=1, 2a00:1450::200e:, 2a00:1450::200e",
+     "64 bytes from [IP]: icmp_seq=1, [IP]:, [IP]", {"ip": 3}),
+    ("fi", "IP:85.253.1.2 osoite:85.253.1.2, portti ::ffff:85.253.1.2 64:ff9b::85.253.1.2 :85.253.1.2",
+     "IP:[IP] osoite:[IP], portti [IP] [IP] :[IP]", {"ip": 5}),
+    # No addresses: private ones, times, nine parts, and a part of one above 255.
+    ("fi", "::ffff:192.168.1.1 IP:10.0.0.1 klo 12:30:45: 10:20:30 1:2:3:4:5:6:7:8:9 ::ffff:85.253.1.256 "
+     "2a00:1450::200e::1 IP:85.253.1.2.3 fe80::1:", None, {}),
     ("et", "Kirjuta mari.maasikas+too@cs.ut.ee täna", "Kirjuta [EMAIL] täna", {"email": 1}),
     ("et", "Helista +372 5123 4567 või 5123 4567.", "Helista [PHONE] või [PHONE].", {"phone": 2}),
     ("et", "Isikukood 37605030299, mitte 37605030298", "Isikukood [NATIONAL_NUMBER], mitte 37605030298",
@@ -240,4 +249,4 @@ def test_the_keys_in_a_corpus(tmp_path, capsys):
     masked = [Corpus(sources=str(source), mask_personal_data=kinds) for kinds in (KINDS, KINDS[:4])]
     rules = [effective_settings(corpus, language("et")) for corpus in masked]
     assert [one.get("phone_rule") for one in rules] == [2, None]  # corpora of the rule before are not current
-    assert {one.get(f"{kind}_rule") for one in rules for kind in ("email", "ip")} == {2}
+    assert {one.get(f"{kind}_rule") for one in rules for kind in ("email", "ip")} == {3}

@@ -1,5 +1,6 @@
 """Records and their texts at the borders of each format: what is read, what is bad, and how it is named."""
 
+import json
 from pathlib import Path
 
 import pyarrow
@@ -121,6 +122,40 @@ def test_elements_of_an_array_at_the_limit(tmp_path):
     assert found[1].problem.reason == "over max_document_bytes" and "element 2: longer" in str(
         found[1].problem
     )
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{}"])
+@pytest.mark.parametrize("shift", range(9))
+def test_an_element_that_is_read_in_several_blocks_may_be_too_long(tmp_path, form, shift):
+    """It is bad, and the others are read, as json reads them. Blocks may end inside of an escape."""
+    odd = r'a\\"]}[{ \"\\' * (1 << 17)
+    values = [{"text": "õ"}, {"text": odd, "more": [{"n": 1}]}, odd, [[odd], odd], {"text": "üks"}, ["\\", 7]]
+    between = ", \n" if form == "[{}]" else "\n"
+    whole = form.format(between.join(json.dumps(value, ensure_ascii=False) for value in values))
+    (tmp_path / "a.json").write_text(" " * shift + whole, encoding="utf-8")
+    found = list(records(source(tmp_path, "a.json"), 1000))
+    assert [one.number for one in found] == [1, 2, 3, 4, 5, 6]
+    assert [one.content and json.loads(one.content) for one in found] == [
+        values[0], None, None, None, *values[4:]
+    ]  # fmt: skip
+    assert {one.problem.reason for one in found[1:4]} == {"over max_document_bytes"}
+    assert "a.json, element 4: longer than corpus.max_document_bytes = 1000" in str(found[3].problem)
+
+
+@pytest.mark.parametrize(("content", "numbers"), [
+    ('[{"text": "a"}, {"text": "' + "x" * (1 << 20), [1, 0]),  # cut
+    ('[{"text": "a"}, {"text": "b" "c"}, {"text": "' + "x" * (1 << 20) + '"}]', [1, 0]),
+    ('[{"text": "a"}, ' + "x" * (1 << 20) + "]", [1, 0]),
+    ('[{"text": "a"}] ' + "x" * (1 << 20), [1, 0]),
+    ('[{"text": "a"}] ' + " " * (1 << 20), [1]),
+    ('[{"text": "a"}, {"n": ' + "1" * 5000 + '}, {"text": "b"}]', [1, 2, 3]),
+])  # fmt: skip
+def test_an_array_with_something_else_in_it_ends_with_a_bad_record(tmp_path, content, numbers):
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    found = list(records(source(tmp_path, "a.json"), 9000))
+    assert [one.number for one in found] == numbers
+    if not numbers[-1]:
+        assert "a.json, after element 1: not valid JSON, or cut short" in str(found[-1].problem)
 
 
 def test_rows_of_a_table(tmp_path, monkeypatch):

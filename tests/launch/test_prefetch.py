@@ -208,15 +208,20 @@ def asked_of_pip(tmp_path, monkeypatch) -> list:
 
 
 @pytest.mark.parametrize("sets, extras", [
-    ("near_copies=hplt", "near-copies"), ("engine=ray", "ray"), ("words=icu", "segmentation"),
-    ("sources=crawl/a.wet.gz", "warc"), ("sources=crawl/*.gz", "warc"), ("sources=crawl", "warc"),
-    ("sources=elsewhere/*.warc.gz", "warc"), ("sources=elsewhere", ""),
+    ("corpus.near_copies=hplt", "near-copies"), ("corpus.engine=ray", "ray"),
+    ("corpus.words=icu", "segmentation"), ("corpus.mask_personal_data=['email']", "quality"),
+    ("corpus.sources=crawl/a.wet.gz", "warc"), ("corpus.sources=crawl/*.gz", "warc"),
+    ("corpus.sources=crawl", "warc"), ("corpus.sources=elsewhere/*.warc.gz", "warc"),
+    ("corpus.sources=elsewhere", ""), ("train.precision=fp8", "fp8"), ("train.precision=bf16", ""),
+    ("train.precision_changes=[[50,'fp8']]", "fp8"), ("checkpoint.copy_to=s3://bucket/run", "remote"),
+    ("model.model_type=modernbert model.num_key_value_heads=4 train.objective=masked_tokens "
+     "evaluate.part_of_speech.train=a.conllu evaluate.part_of_speech.dev=b.conllu", "tagging"),
 ])  # fmt: skip
-def test_wheels_have_the_packages_of_the_text(tmp_path, asked_of_pip, sets, extras) -> None:
-    """Wheels come for steps, for the engine, and for web archives, known by files here or by the path."""
+def test_wheels_have_the_packages_of_the_recipe(tmp_path, asked_of_pip, sets, extras) -> None:
+    """Wheels come for keys, and for web archives, which are known by files here or by the path."""
     (tmp_path / "crawl").mkdir()
     (tmp_path / "crawl" / "a.wet.gz").touch()
-    own = ["--set", "corpus.sources=a.txt", "--set", f"corpus.{sets}"]
+    own = [word for set in ("corpus.sources=a.txt", *sets.split()) for word in ("--set", set)]
     assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
     (wanted,) = (word for word in asked_of_pip[1] if word.startswith("kielo["))
     assert wanted == f"kielo[{','.join(filter(None, ['train', extras]))}]"

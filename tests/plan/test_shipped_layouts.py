@@ -16,6 +16,8 @@ from kielo.recipe.read import read_recipe
 from tests.shipped import ON_ACCELERATORS, RUNS, on_accelerators
 
 MOST_BEHIND = 0.1
+# The formula is within 5 % of rehearsals, as others hold. So what needs less of a device has room.
+LEAST_REHEARSED = 0.8
 LONG = "llmjp_172b_fp8"  # its search takes as long as all other searches
 SHIPPED = [pytest.param(name, marks=pytest.mark.full) if name == LONG else name for name in ON_ACCELERATORS]
 # One of each family and accelerator. The searches of all, on all their nodes, are in make test-full.
@@ -123,7 +125,9 @@ def test_a_recipe_of_one_machine_names_no_nodes():
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ON_ACCELERATORS)
 def test_the_tightest_rank_fits_as_rehearsed(name):
-    """The rank that the plan says needs most, on the nodes where it needs most: rehearsed, it fits."""
+    """The rank that the plan says needs most, on the nodes where it needs most: rehearsed, it fits. Where the
+    plan leaves a fifth of a device, it is not rehearsed.
+    """
     from kielo.resolve.resolve import resolve
     from kielo.resolve.text import imagined_text
     from kielo.verify.rehearse import rehearse
@@ -131,6 +135,8 @@ def test_the_tightest_rank_fits_as_rehearsed(name):
     recipe = on_accelerators(name)
     run = RunToPlan.of_recipe(recipe)
     tightest = max((planned(run, nodes) for nodes in recipe.nodes), key=lambda one: one.peak_bytes)
+    if (share := tightest.need.bytes / tightest.need.usable) < LEAST_REHEARSED:
+        pytest.skip(f"{name} needs {share:.0%} of a device by the plan")
     resolved = resolve(recipe, "", tightest.devices, "cuda", run.card.name, text=imagined_text(recipe))
     found = rehearse(resolved, int(tightest.fullest.split()[1]))
     assert found["fits"], f"{found['needed_bytes'] / 1e9:.1f} of {found['usable_bytes'] / 1e9:.1f} GB"

@@ -19,6 +19,7 @@ from counted_start import (
 from torch import nn
 from torch.nn import functional as F
 
+from kielo.models.blocks.blocked_attention import Terms, attend
 from kielo.parallel.lower_right_attention import attend_to_all
 from kielo.recipe.errors import KieloError
 from kielo.verify.rank_watch import Peak, RankWatch
@@ -67,6 +68,35 @@ def test_floating_point_operations_of_the_last_queries() -> None:
         forward = watch.flops["attention"]
         out.sum().backward()  # three products more for each of the two
         assert watch.flops["attention"] == forward + 5 * product * 10 - 5 * product * 6 // 2
+
+
+def test_attention_in_blocks_is_the_same_in_each_layer() -> None:
+    """Only the first of such a form is watched block by block. Bytes and operations of the second are equal,
+    forward and backward; what it returns is held as long as it lives. Another form is watched by itself.
+    """
+
+    def watched(length: int) -> tuple[Any, ...]:
+        q, k, v = (torch.empty(8, 4, length, 16, requires_grad=True) for _ in range(3))
+        watch.ledger.name([q, k, v], "parameters")
+        watch.begin()
+        out = attend(q, k, v, Terms(0.25))
+        assert watch.ledger.held_bytes("activations") == 4 * q.numel() and watch.ledger.kind_of(out)
+        forward = dict(watch.flops), watch.ledger.peaks()
+        gradients = torch.autograd.grad(out.sum(), [q, k, v])
+        assert watch.ledger.held_bytes("backward") >= 3 * 4 * q.numel()
+        del out, gradients
+        assert watch.ledger.held_bytes("activations") == watch.ledger.held_bytes("backward") == 0
+        return *forward, dict(watch.flops), watch.ledger.peaks()
+
+    with fake_tensors(), RankWatch({}, "") as watch:
+        first, second, longer = watched(2048), watched(2048), watched(4096)
+    assert first == second
+    products = 2 * 8 * 4 * 2048 * 2048 * 16  # scores; weights by values. Backward: two of each, scores again
+    assert first[0] == {"matrix products": 2 * products} and longer[0] == {"matrix products": 8 * products}
+    assert first[2] == {"matrix products": 7 * products}
+    scores = first[1]["forward"].kinds["activations"] - 4 * 8 * 4 * 2048 * 16
+    assert 0 < scores < 4 * 8 * 4 * 2048 * 2048  # never those of all queries
+    assert longer[1]["forward"].bytes > first[1]["forward"].bytes
 
 
 def test_memory_by_phase_and_kind() -> None:

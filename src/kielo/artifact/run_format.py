@@ -122,7 +122,7 @@ def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
 def refuse_other_start(recipe: Recipe, run_folder: Path) -> None:
     """Refuse a run by its folder if its recipe's relative paths would lead to other files here.
 
-    A run that was moved alone can be started in its old folder, a run moved with its project in the new folder.
+    A run that was moved alone starts in its old folder, a run that was moved with its project in the new.
     """
     text = (run_folder / RUN_RECIPE_NAME).read_text(encoding="utf-8", errors="replace")
     found = re.search(rf"^{_START}(\[.*\])$", text, re.MULTILINE)

@@ -6,6 +6,7 @@ a message (tool_calls, reasoning_content, name, …) go to the chat template.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -106,6 +107,10 @@ def _input(where: str, fields: JsonTable) -> str:
             return text
         case None:
             return ""
+        case float() as number if math.isnan(number):  # pandas' missing value
+            return ""
+        case float() as number if math.isinf(number):
+            raise _bad(f"{where}: its 'input' is infinite")
         case int() | float() as number if not isinstance(number, bool):
             return str(number)
         case other:

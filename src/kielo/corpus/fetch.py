@@ -12,10 +12,11 @@ import os
 import re
 import shutil
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from kielo.artifact.json_object import JsonTable
@@ -58,6 +59,8 @@ from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
 
 VERSION = 1
+_Place = tuple[str, tuple[str, ...]]  # the real path of a folder, and the parts of a pattern for what it has
+_Visit = tuple[Path, tuple[str, ...], tuple[_Place, ...]]  # a folder, these parts, and the places on its way
 HASHES_NAME = ".kielo-hashes.json"  # hidden: a folder `raw` may be a person's
 
 
@@ -195,33 +198,31 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     if place.is_file():
         if not is_readable(place, kind):
             raise KieloError(f"{where}: {place}: unknown format. Fix: {formats(kind)}")
-        _is_file(name, place)
+        _check_file(name, place)
         return place.parent, [place.name], []
-    if place.is_dir():
-        root, entries = place, [place]
-    else:
+    root, parts, is_folder = place, tuple[str, ...](), place.is_dir()
+    if not is_folder:
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
-        entries = list(_matches(name, root, place.relative_to(root).parts, set()))
-        if not entries:
-            below = "" if place.is_absolute() else f" in {Path.cwd()}"
-            raise KieloError(f"{where}: {pattern}: no such file or folder, or no match{below}")
-    folders, real, given = set[str](), cache(os.path.realpath), set[tuple[str, str]]()
-    found = (
-        path
-        for entry in entries
-        for path in (_files_below(name, entry, folders) if entry.is_dir() else [entry])
-    )
-    read, unread = set(), set()
-    for path in found:
-        # Of a folder that links give several names, or that matches and is in one that matches.
-        if (here := (real(path.parent), path.name)) in given:
-            continue
-        given.add(here)
-        file = path.relative_to(root).as_posix()
-        if is_readable(path, kind) and not is_about(path) and not is_left_out(file, source):
-            read |= {file} if _is_file(name, path) else set()
-        elif not path.is_dir():
-            unread.add(os.fsencode(file).decode("utf-8", "backslashreplace"))  # for messages and records
+        parts = place.relative_to(root).parts
+    read, unread = set[str](), set[str]()
+    given, left_out = set[tuple[str, str]](), dict[tuple[str, str], str]()
+    for folder, path in _find(source, root, parts):
+        # Links give a file several names. It is read by the first that is not left out.
+        this, file = (folder, path.name), path.relative_to(root).as_posix()
+        shown = os.fsencode(file).decode("utf-8", "backslashreplace")  # for messages and records
+        if is_left_out(file, source):
+            left_out.setdefault(this, shown)
+        elif this not in given:
+            given.add(this)
+            if is_readable(path, kind) and not is_about(path):
+                _check_file(name, path)
+                read.add(file)
+            else:
+                unread.add(shown)
+    if not (is_folder or given or left_out):
+        below = "" if place.is_absolute() else f" in {Path.cwd()}"
+        raise KieloError(f"{where}: {pattern}: no such file or folder, or no match{below}")
+    unread |= {shown for this, shown in left_out.items() if this not in given}
     if not read:
         skipped = f" (not read: {first_names(sorted(unread))})" * bool(unread)
         raise KieloError(f"{where}: {pattern}: has no file of text{skipped}. Fix: {formats(kind)}")
@@ -247,43 +248,57 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
                 )
 
 
-def _matches(
-    name: str, folder: Path, parts: tuple[str, ...], seen: set[tuple[str, tuple[str, ...]]]
-) -> Iterator[Path]:
-    """Yield the files and folders below `folder` that a glob of these parts matches, as `glob.glob` does.
+def _find(source: Source, root: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """Yield the files that a glob of these parts matches below `root`, and all files of matching folders.
 
-    But a folder that is on the way and cannot be read is refused, and links in a circle end.
+    No parts match `root`. Each file comes with the real path of its folder. Names without a link come first.
+    A name ends at a folder that it has passed. A folder is read by another name only if `leave_out` can tell
+    the names of its files apart. So links in a circle end. A folder that cannot be read is refused.
     """
-    first, rest, is_deep = parts[0], parts[1:], parts[0] == "**"
-    if (key := (os.path.realpath(folder), parts)) in seen:
-        return
-    seen.add(key)
-    if is_deep and rest:
-        yield from _matches(name, folder, rest, seen)
-    elif is_deep and folder != Path():  # in which `**` matches no hidden names
-        yield folder
-        return
-    try:
-        for path in _named(folder, "*" if is_deep else first):
-            if _is_folder(path) and (rest or is_deep):
-                yield from _matches(name, path, parts if is_deep else rest, seen)
-            elif not rest:
-                yield path
-    except OSError as problem:
-        _refuse_unreadable(name, problem)
+    own, linked = deque[_Visit]([(root, parts, ())]), deque[_Visit]()
+    seen = set[tuple[_Place, frozenset[str]]]()
+    while own or linked:
+        folder, parts, way = (own or linked).popleft()
+        if parts == ("**",) and folder != Path():  # in which `**` matches no hidden names
+            parts = ()
+        first, rest = "".join(parts[:1]), parts[1:]
+        here = os.path.realpath(folder), parts
+        prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+        visit = here, _begun(prefix, source.leave_out)
+        if here in way or visit in seen:
+            continue
+        seen.add(visit)
+        if (is_deep := first == "**") and rest:
+            own.appendleft((folder, rest, way))
+        try:
+            for path in _named(folder, "*" if is_deep else first):
+                if _is_folder(path):
+                    below = path, parts if is_deep else rest, (*way, here)
+                    (linked if path.is_symlink() else own).append(below)
+                elif not rest:
+                    yield here[0], path
+        except OSError as problem:
+            _refuse_unreadable(source.name, problem)
+
+
+def _begun(folder: str, patterns: Iterable[str]) -> frozenset[str]:
+    """Return the beginnings of the patterns that match. Files in folders with the same are left out alike."""
+    beginnings = {pattern[:end] for pattern in patterns for end in range(len(pattern) + 1)}
+    return frozenset(one for one in beginnings if fnmatch.fnmatch(folder, one))
 
 
 def _named(folder: Path, pattern: str) -> list[Path]:
-    """Return what a folder has of this name or pattern, links last: text keeps its own name."""
+    """Return what a folder has of this name or pattern, and all that it has for ""."""
     try:
-        if glob.escape(pattern) == pattern:
+        if pattern and glob.escape(pattern) == pattern:
             (folder / pattern).lstat()  # the folder need not be listed
             return [folder / pattern]
-        names = fnmatch.filter(os.listdir(folder), pattern)
+        names = sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    paths = [folder / name for name in names if name[0] != "." or pattern[0] == "."]
-    return sorted(paths, key=lambda path: (path.is_symlink(), path))
+    if pattern:
+        names = [name for name in fnmatch.filter(names, pattern) if name[0] != "." or pattern[0] == "."]
+    return [folder / name for name in names]
 
 
 def _is_folder(path: Path) -> bool:
@@ -302,22 +317,7 @@ def _refuse_unreadable(name: str, problem: OSError) -> None:
     )
 
 
-def _files_below(name: str, folder: Path, seen: set[str]) -> Iterator[Path]:
-    """Yield all files below the folder, also behind links, each folder once: links may lead in a circle."""
-    refuse = partial(_refuse_unreadable, name)
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(parent)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (Path(parent) / file for file in names)
-
-
-def _is_file(name: str, path: Path) -> bool:
-    """Return True for a readable file, False for a folder. Raises KieloError for an unreadable file."""
-    if path.is_dir():
-        return False
+def _check_file(name: str, path: Path) -> None:
     if not path.is_file():
         what = "a link that leads nowhere" if path.is_symlink() else "neither a file nor a folder"
         raise KieloError(f"corpus.sources, {name}: {path}: {what}. Fix: repair or remove it")
@@ -328,7 +328,6 @@ def _is_file(name: str, path: Path) -> bool:
     except UnicodeEncodeError:
         shown = os.fsencode(path)
         raise KieloError(f"corpus.sources, {name}: {shown!r}: not UTF-8. Fix: rename the file") from None
-    return True
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
@@ -340,8 +339,9 @@ def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
     for file in files:
         path = (root / file).resolve()
         status = path.stat()
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")  # JSON has no other bytes
         # A file in place of another has another inode, and a file written with its old time another ctime.
-        key = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}|{status.st_ino}"
+        key = f"{shown}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}|{status.st_ino}"
         if key not in known:
             known[key], fresh = hash_file(path), True
         hashes[file] = known[key]

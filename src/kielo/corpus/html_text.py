@@ -53,6 +53,9 @@ _LABELS = {label: name for name, labels in _BY_NAME.items() for label in labels.
 _LABELS |= {"x-user-defined": "cp1252"} | {
     f"iso8859{number}": f"iso8859-{number}" for number in (6, 7, 8, 15)
 }
+# Labels of the standard's "replacement" that Python does not know. Chinese in ISO 2022 has only bytes below
+# 128, and an escape (0x1b) before them.
+_UNREADABLE = frozenset({"replacement", "iso-2022-cn", "iso-2022-cn-ext"})
 _LETTERS_OF_TWO_BYTES = frozenset({"gb18030", "cp932", "cp949", "big5hkscs", "euc_jp", "iso2022_jp"})
 _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
@@ -78,15 +81,17 @@ def decode_page(path: Path | str, content: bytes, given: str | None = None, labe
 def _of_label(path: Path | str, content: bytes, told: str) -> str:
     found = _CHARSET.search(content[:SHOWING_BYTES])
     label = found.group(1).decode().lower() if found else "utf-8"
-    with suppress(LookupError):
-        label = told if told and codecs.lookup(_LABELS.get(told, told)).name not in _NO_CHARSETS else label
+    with suppress(LookupError, ValueError):  # ValueError: U+0000 in it
+        is_known = told in _UNREADABLE or codecs.lookup(_LABELS.get(told, told)).name not in _NO_CHARSETS
+        label = told if told and is_known else label
     try:
         name = codecs.lookup(_LABELS.get(label, label)).name
         if name in _NO_CHARSETS:
             raise LookupError
         "".encode(name)  # base64 and others are no encodings of text
     except LookupError:
-        if content.isascii() or _is_utf8(content, label):
+        is_plain = content.isascii() and b"\x1b" not in content and label not in _UNREADABLE
+        if is_plain or _is_utf8(content, label):
             return "utf-8"
         raise BadRecord(
             "not in its charset", f"{path}: unknown charset {label!r}. Fix: convert the file to UTF-8"

@@ -46,12 +46,15 @@ _NATIONAL = {
 # A letter of a script with spaces, or a digit: in Chinese an address has a letter before it.
 _W = r"[[\p{L}\p{M}\p{N}_]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
 _LETTER = _W.replace("_]--", "]--")  # the same without _, which may mark emphasis around an address
+_HEX = "[0-9a-fA-F]"
 _EMAIL = regex.compile(
-    rf"(?<!{_W}|[.+-])(?:{_W}|[.%+-]){{1,64}}@(?:{_W}|-){{1,63}}(?:\.(?:{_W}|-){{1,63}}){{0,8}}\.\p{{L}}{{2,63}}?(?![_-]*+{_LETTER})",
+    rf"(?<!{_W}|[.+-])(?:{_W}|[.%+-]){{1,64}}@(?:{_W}|-){{1,63}}(?:\.(?:{_W}|-){{1,63}}){{0,8}}\.\p{{L}}{{2,63}}?(?!_*+{_LETTER})",
     regex.V1,
 )
+_IPV4 = r"\d{1,3}(?:\.\d{1,3}){3}"
 _IP = regex.compile(
-    rf"(?<!{_W}|[.:])(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|(?:[0-9a-fA-F]{{0,4}}:){{2,7}}[0-9a-fA-F]{{1,4}}(?!:))(?!{_W}|\.\d)",
+    rf"(?<!{_W}|[.])(?:(?<!:{_HEX}{{0,4}}:){_IPV4}"
+    rf"|(?<!:)(?:{_HEX}{{0,4}}:){{2,7}}(?:{_HEX}{{1,4}}|{_IPV4})(?!:[0-9a-fA-F:]))(?!{_W}|\.\d)",
     regex.V1,
 )
 _IBAN = regex.compile(
@@ -241,6 +244,7 @@ def _without_tail(is_one: Callable[[str], bool]) -> Callable[[str], str]:
 def _is_public_ip(text: str) -> bool:
     """Return True for an address outside of private networks. Versions of four numbers look alike."""
     try:
-        return ip_address(text).is_global
+        address = ip_address(text)
+        return (getattr(address, "ipv4_mapped", None) or address).is_global
     except ValueError:
         return False

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def too_long(place: str, max_bytes: int) -> BadRecord:
 _BETWEEN = re.compile(r"[\s,]*")
 _LAST_COMMA = re.compile(r"([^{ \t\n\r])[ \t\n\r]*,[ \t\n\r]*\}[ \t\n\r]*$")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+_QUOTE_OR_BRACKET = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 _STORABLE_DEPTH = 254  # orjson's
 
 
@@ -107,9 +109,11 @@ def _after_space(text: str, place: int) -> int:
 
 
 def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
-    """Yield the elements of an array, or all values of a file, from 1. Raises KieloError or BadRecord."""
-    decoder, text, number, is_array, is_over = json.JSONDecoder(), "", 0, False, False
-    for piece in _pieces(path, encoding):
+    """Yield the elements of an array, or all values of a file, from 1. Raise KieloError if it is damaged."""
+    decoder = json.JSONDecoder(parse_int=len)  # Python refuses to read numbers of 4,301 digits
+    text, number, is_array, is_over = "", 0, False, False
+    pieces = _pieces(path, encoding)
+    for piece in pieces:
         text += piece
         if not number and not is_array and (start := text.lstrip()):
             is_array, text = start.startswith("["), start.removeprefix("[")
@@ -118,25 +122,55 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
             if is_array and text[place] == "]":
                 is_over, place = True, place + 1
                 break
+            where = f"{path}, element {number + 1}"
             try:
                 _, end = decoder.raw_decode(text, place)
             except (json.JSONDecodeError, RecursionError):
-                break  # the rest may follow
-            if end == len(text) and text[end - 1] not in '}]"':
+                if len(text) - place <= max_bytes:
+                    break  # the rest may follow
+                if (rest := _after_long_element(text[place:], pieces)) is None:
+                    raise _invalid(path, number, text[place:]) from None
+                number, text, place = number + 1, rest, 0
+                yield Record(path, number, None, too_long(where, max_bytes))
+                continue
+            if end == len(text) and text[end - 1] not in '}]"' and end - place <= max_bytes:
                 break  # more digits may follow
             number += 1
-            element, where = text[place:end].encode(), f"{path}, element {number}"
+            element = text[place:end].encode()
             is_long = len(element) > max_bytes
             yield Record(path, number, *((None, too_long(where, max_bytes)) if is_long else (element,)))
             place = end
-        text = text[place:]
-        if len(text) > max_bytes:
-            raise too_long(f"{path}, element {number + 1}", max_bytes)
-    if text.strip() or is_array and not is_over:
-        raise KieloError(
-            f"{path}, after element {number}: not valid JSON, or cut short ({text[:40]!r}). Fix: an array of "
-            "objects, or objects one after the other"
-        )
+        text = text[place:].lstrip()
+        if is_over and text:
+            break
+    if text or is_array and not is_over:
+        raise _invalid(path, number, text)
+
+
+def _after_long_element(text: str, pieces: Iterator[str]) -> str | None:
+    """Return what follows an element that ends in a later piece. None: it is damaged, or the file is cut."""
+    if text[0] not in '[{"':
+        return None
+    depth, is_string, held, is_first = 0, False, "", True
+    for piece in chain([text], pieces):
+        piece = held + piece
+        for mark in _QUOTE_OR_BRACKET.finditer(piece):
+            if mark[0] == '"':
+                is_string = not is_string
+            elif not is_string:
+                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
+            if not depth and not is_string:
+                return None if is_first else piece[mark.end() :]
+        num_backslashes = len(piece) - len(piece.rstrip("\\"))
+        held, is_first = "\\" * (num_backslashes % 2), False
+    return None
+
+
+def _invalid(path: Path, number: int, text: str) -> KieloError:
+    return KieloError(
+        f"{path}, after element {number}: not valid JSON, or cut short ({text[:40]!r}). Fix: an array of "
+        "objects, or objects one after the other"
+    )
 
 
 def _pieces(path: Path, encoding: str | None) -> Iterator[str]:

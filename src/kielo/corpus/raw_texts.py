@@ -197,7 +197,7 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
         return found.decode() if is_text and isinstance(found, bytes) else found
     except UnicodeDecodeError:
         raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8. Fix: write it again from clean text") from None
-    except (ValueError, OverflowError) as problem:  # of a time that Python cannot express
+    except (ValueError, OverflowError, KeyError) as problem:  # a time or a time zone that Python lacks
         told = f"{where}: a cell cannot be read ({problem}). Fix: write it as text"
         raise BadRecord("a cell that cannot be read", told) from None
 

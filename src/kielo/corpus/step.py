@@ -43,7 +43,7 @@ LEAST_KEPT = 0.9  # share of a language's text that its threshold should keep
 _READ_WHOLE, _MARKED_BYTES = 64 << 20, 1 << 20  # of an identifier's file; of one of 2 GB both ends are read
 # Kind of personal data → the number of the rule by which it is known. Corpora of an earlier rule are not
 # current. So it is with decontamination.
-_MASK_RULES, _DECONTAMINATION_RULE = {"email": 2, "ip": 2, "phone": 2}, 2
+_MASK_RULES, _DECONTAMINATION_RULE = {"email": 3, "ip": 3, "phone": 2}, 3
 # A word is a run of letters with the marks, apostrophes and hyphens inside it. Digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 # Words, numbers and signs, about as spaCy has them: a hyphen parts words, an apostrophe does not.

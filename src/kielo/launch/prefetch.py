@@ -43,7 +43,7 @@ from kielo.recipe.places import without_form
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import IDENTIFIERS, Recipe
 from kielo.recipe.several_languages import languages_of
-from kielo.resolve.software import NEWEST
+from kielo.resolve.software import NEWEST, precisions
 
 _WRITTEN_BY = "# written by kielo prefetch\n"
 # Pure Python that lm-eval needs and that has no wheels on the index.
@@ -233,22 +233,21 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
         constraints.write_text(f"torch=={site.torch or NEWEST}.*\n", encoding="utf-8")
         target = ["--only-binary=:all:", f"--python-version={python}", *platforms]
         folders = ["--dest", str(place), "--find-links", str(place), "--constraint", str(constraints)]
-        extras = "train"
         if recipe.evaluate.tasks:
             _pip("wheel", "--no-deps", "--wheel-dir", str(place), *_ONLY_SOURCES)
-            extras += ",evaluate"
-        if recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data:
-            extras += ",quality"
-        if any(has_archives(source, folder) for source in recipe.corpus.sources):
-            extras += ",warc"
-        if recipe.corpus.near_copies != "none":
-            extras += ",near-copies"
-        if recipe.corpus.engine == "ray":
-            extras += ",ray"
-        if recipe.checkpoint.copy_to:
-            extras += ",remote"
-        if recipe.corpus.words == "icu":
-            extras += ",segmentation"
+        needed = {
+            "train": True,
+            "fp8": "fp8" in precisions(recipe.train),
+            "evaluate": recipe.evaluate.tasks,
+            "tagging": recipe.evaluate.part_of_speech.train,
+            "quality": recipe.corpus.repair_encoding or recipe.corpus.mask_personal_data,
+            "warc": any(has_archives(source, folder) for source in recipe.corpus.sources),
+            "near-copies": recipe.corpus.near_copies != "none",
+            "ray": recipe.corpus.engine == "ray",
+            "remote": recipe.checkpoint.copy_to,
+            "segmentation": recipe.corpus.words == "icu",
+        }
+        extras = ",".join(extra for extra, is_needed in needed.items() if is_needed)
         packages = ["heliport"] if recipe.corpus.language_identifier == "heliport" else []
         _pip("download", *folders, *target, f"kielo[{extras}]", *packages)
     if recipe.corpus.quality == "hplt":  # on no index, so that pip finds no wheel of it

@@ -2,11 +2,11 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,26 @@ class Peak:
     kinds: dict[str, int]
 
 
+class Change(NamedTuple):
+    """A change of one of the storages that an operator makes: its number among them, kind and bytes."""
+
+    number: int
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What an operator does inside: changes of memory, and operations by the name of `RankWatch.flops`.
+
+    results: the numbers of the storages of what it returns.
+    """
+
+    changes: list[Change]
+    results: list[int]
+    flops: Counter[str]
+
+
 class MemoryLedger:
     """A record of tensors made and freed, which gives peaks by phase and kind.
 
@@ -59,13 +79,31 @@ class MemoryLedger:
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
-        key = storage_key(storage)
-        if key in self._held:
-            return
-        holding = Holding(kind, 0)
-        holding.reference = weakref.ref(storage, lambda _: self._forget(key, holding))
-        self._held[key] = holding
-        self._change(holding, storage.nbytes())
+        if storage_key(storage) not in self._held:
+            holding = Holding(kind, 0)
+            self._hold(storage, holding)
+            self._change(holding, storage.nbytes())
+
+    @contextmanager
+    def noted(self) -> Iterator[tuple[list[Change], dict[int, int]]]:
+        """Give, at the end, the changes of storages made meanwhile; and keys and numbers of those held."""
+        before, place = {id(holding) for holding in self._held.values()}, len(self._record)
+        changes, held, numbers = list[Change](), dict[int, int](), dict[int, int]()
+        yield changes, held
+        for holding, change, _ in self._record[place:]:
+            if id(holding) not in before:
+                number = numbers.setdefault(id(holding), len(numbers))
+                changes.append(Change(number, holding.kind, change))
+        held |= {key: numbers[id(one)] for key, one in self._held.items() if id(one) in numbers}
+
+    def repeat(self, inside: Inside, results: Sequence[Tensor]) -> None:
+        """Enter the same changes again, with the storages of other results."""
+        made = dict[int, Holding]()
+        for number, kind, change in inside.changes:
+            holding = made.setdefault(number, Holding(kind, 0))
+            self._change(holding, holding.bytes + change)
+        for number, result in zip(inside.results, results, strict=True):
+            self._hold(result.untyped_storage(), made[number])
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         holding = self._held.get(storage_key(storage))
@@ -110,6 +148,11 @@ class MemoryLedger:
                 found[phase] = Peak(most[phase], {kind: size for kind, size in kinds.items() if size})
         return found
 
+    def _hold(self, storage: torch.UntypedStorage, holding: Holding) -> None:
+        key = storage_key(storage)
+        holding.reference = weakref.ref(storage, lambda _: self._forget(key, holding))
+        self._held[key] = holding
+
     def _forget(self, key: int, holding: Holding) -> None:
         self._change(holding, 0)
         if self._held.get(key) is holding:
@@ -124,12 +167,15 @@ class MemoryLedger:
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
+_COMPOSED = (_aten.matmul.default,)  # whole inside of an operator of Kielo's own; else autograd decomposes it
 # Kielo's operators whose parts are watched.
 _OWN: dict[Any, Callable[..., Any]] = {
     torch.ops.kielo.summed_product.default: summed_product,
     torch.ops.kielo.blocked_attention.default: blocked_attention.forward,
     torch.ops.kielo.blocked_attention_backward.default: blocked_attention.backward,
 }
+# Of hundreds of blocks, the same in each layer: watched once. (The other has collectives, which are counted.)
+_REPEATED = [operator for operator in _OWN if "blocked_attention" in str(operator)]
 _COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "allgather_": "all-gather",
@@ -168,6 +214,7 @@ class RankWatch(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
+        self._insides: dict[tuple[Any, ...], Inside] = {}
         self._stack = ExitStack()
         self._is_paused = False
 
@@ -197,9 +244,12 @@ class RankWatch(TorchDispatchMode):
         if any(map(is_wrapper, types)):
             return NotImplemented
         if operator in _OWN:
-            return self._inside(_OWN[operator], *args)
+            once = operator in _REPEATED
+            return self._repeated(operator, args) if once else self._watched(_OWN[operator], args)
         if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
             return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
+        if operator in _COMPOSED:
+            return self._watched(operator.decompose, args)
         result = operator(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         kind = self._kind(operator, args)
@@ -210,13 +260,29 @@ class RankWatch(TorchDispatchMode):
             self._count_collective(operator, args, made)
         return result
 
-    def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run the parts of an operator of Kielo's own, watched."""
+    def _watched(self, function: Callable[..., Any], args: tuple) -> Any:
+        """Run the parts of an operator, watched."""
         TorchDispatchMode.__enter__(self)
         try:
             return function(*args)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
+
+    def _repeated(self, operator: Any, args: tuple) -> Any:
+        """Watch the parts of an operator once for arguments of such forms, and later enter the same again."""
+        key = (operator, self._phase(), *(_form(arg) for arg in args))
+        inside = self._insides.get(key)
+        if inside is not None:
+            self.flops.update(inside.flops)
+            result = operator(*args)
+            self.ledger.repeat(inside, tree_leaves(result))
+            return result
+        flops = self.flops.copy()
+        with self.ledger.noted() as (changes, held):
+            result = self._watched(_OWN[operator], args)
+        results = [held[storage_key(leaf.untyped_storage())] for leaf in tree_leaves(result)]
+        self._insides[key] = Inside(changes, results, self.flops - flops)
+        return result
 
     def _phase(self) -> str:
         if self.section != "passes":
@@ -288,3 +354,9 @@ class RankWatch(TorchDispatchMode):
             if operation in kinds:
                 own = [t for tensors in buffers for t in tensors if self.ledger.kind_of(t) != "parameters"]
                 self.ledger.name(own, kinds[operation])
+
+
+def _form(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.shape, argument.stride(), argument.dtype, argument.device
