@@ -32,6 +32,9 @@ A recipe is a TOML file. Its keys, what they default to, and what becomes of the
 command line; `kielo show RECIPE` prints each value with its origin, and `kielo schema --of recipe` writes the
 JSON Schema for an editor.
 
+Relative paths start at the folder in which `kielo` is started. A run remembers this folder: `kielo run RUN`
+from another folder is refused if a path of its recipe leads elsewhere there.
+
 A key without effect is refused, with its condition ("Only with ..." below). It is no mistake if a recipe that
 extends it, or `--set`, removes the condition.
 

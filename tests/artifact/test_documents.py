@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import lzma
 import tracemalloc
 
 import pytest
@@ -91,8 +92,8 @@ def test_damage_is_named(tmp_path, suffix, compress):
     ("line", "message"),
     [
         (b'{"text": "\xf5htul"}', "invalid UTF-8 .byte 0xf5 at position 10"),
-        (b'{"text": ', "JSON"),
-        (b"[1]", "object"),
+        (b'{"text": ', "JSON.* Fix: one JSON object a line, or .* a name with .json in place of .jsonl"),
+        (b"[1]", "object is expected, found list. Fix: {"),
     ],
 )
 def test_bad_line_is_named(tmp_path, line, message):
@@ -202,9 +203,28 @@ def test_the_bytes_of_a_file_of_documents(tmp_path):
     assert decode_text(tmp_path, 1, "õ".encode()) == "õ"
     with pytest.raises(
         KieloError,
-        match=r", line 7: invalid UTF-8 \(byte 0xff at position 2 of the line\). Fix: the source's",
+        match=r", line 7: invalid UTF-8 \(byte 0xff at position 2 of the line\). Fix: the source's "
+        ".encoding.: usually windows-1257 for Estonian",
     ):
         decode_text(tmp_path, 7, b"ab\xff")
+
+
+@pytest.mark.parametrize(
+    ("start", "fix"),
+    [
+        (b"PK\x03\x04\x14", "save it as plain text"),
+        (b"\xd0\xcf\x11\xe0\xa1", "save it as plain text"),
+        (b"%PDF-1.4", "save it as plain text"),
+        (gzip.compress(b"a"), "add .gz to its name"),
+        (zstandard.compress(b"a"), "add .zst to its name"),
+        (lzma.compress(b"a"), "add .xz to its name"),
+    ],
+)
+def test_a_file_of_another_format_is_known_by_its_first_bytes(tmp_path, start, fix):
+    path = tmp_path / "a.txt"
+    path.write_bytes(start + b"\nx\xf5" * 99)
+    with pytest.raises(KieloError, match=f"a.txt: is no text, but .*Fix: .*{fix}"):
+        list(read_lines(path))
 
 
 def test_text_of_another_encoding_is_looked_for_at_the_beginning(tmp_path):

@@ -81,7 +81,9 @@ KINDS: dict[str, Kind] = {
     "an array that is cut short": Kind(
         put(a__json=json.dumps(ROWS)[:-40]), None, ("a.json, after element 29", "cut short")
     ),
-    "what lies beside data": Kind(put(a__jsonl=LINES, **BESIDE), texts(), said=("1 files read, 6 not read",)),
+    "what lies beside data": Kind(put(a__jsonl=LINES, **BESIDE), texts(),
+        said=("1 files read, 6 not read (LICENSE, README.md, README.txt, _x, a.jsonl.md5, and 1 more)",),
+    ),
     **{
         f"a file .{suffix.replace('__', '.')} beside": Kind(
             put(a__jsonl=LINES, **{f"b__{suffix}": "x"}), None,
@@ -91,7 +93,7 @@ KINDS: dict[str, Kind] = {
     },
     "a file that the recipe leaves out": Kind(
         put(a__jsonl=LINES, b__csv="x", c__jsonl="no JSON"), texts(), keys={"leave_out": ["*.csv", "c.*"]},
-        said=("1 files read, 2 not read",),
+        said=("1 files read, 2 not read (b.csv, c.jsonl)",),
     ),
     **{
         f"a cut .{name}": Kind(

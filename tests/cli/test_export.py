@@ -102,6 +102,13 @@ def test_a_recipe_names_its_run_and_the_card_has_its_facts(run, tmp_path, capsys
     assert not told.err
     assert main(["export", "tiny.toml", "--to", "hf0", "--set", "report.license=apache-2.0"]) == 0
     assert front_matter(Path("hf0"))["license"] == "apache-2.0"
+    size = config().hidden_size
+    assert main(["export", "tiny.toml", "--to", "hf0", "--set", f"model.hidden_size={size}"]) == 0
+    assert main(["export", "tiny.toml", "--to", "hf3", "--set", f"model.hidden_size={2 * size}"]) == 1
+    told = f"kielo: --set model.hidden_size={2 * size}: the model of "
+    said = capsys.readouterr().err
+    assert told in said and f" has hidden_size = {size}. Fix: leave it out" in said
+    assert not Path("hf3").exists()
     Path("hf0/README.md").write_text("mine")
     assert main(["export", "tiny.toml", "--to", "hf0"]) == 0
     assert Path("hf0/README.md").read_text() == "mine" and "changed by hand" in capsys.readouterr().err

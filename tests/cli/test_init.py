@@ -1,6 +1,7 @@
 """`kielo init`, and plans of an idea: a size alone, a [model] alone, a recipe without text."""
 
 import json
+import shlex
 import shutil
 import time
 import tomllib
@@ -10,6 +11,7 @@ import pytest
 
 from kielo.cli.main import main
 from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import refuse_before_text
 from tests.docs.toy_text import SCRIPTS
 from tests.house.checks import ROOT
 
@@ -166,6 +168,30 @@ def test_a_recipe_for_a_cluster_is_as_usual_for_its_size(capsys) -> None:
     assert "\n# [corpus]\n" in text and "  # 20 for each parameter\n" in text
     layers, hidden = 27, 2560
     assert f": {layers} layers of {hidden:,}, 32 heads, 8 of keys and values,\n# MLP 8,960." in text
+
+
+@pytest.mark.parametrize("model_type", ["modernbert", "ltg_bert", "llama"])
+def test_an_encoder_learns_masked_tokens(capsys, model_type) -> None:
+    """Also if a recipe is varied. A new recipe runs as it is."""
+    flags = ["--model-type", model_type]
+    init(capsys, *flags, "--params", "5M", "a.toml")
+    other = "own_text" if model_type != "llama" else "demo_estonian_bert"
+    assert main(["init", "--from", other, *flags, "--params", "5M", "b.toml"]) == 0
+    for file in ("a.toml", "b.toml"):
+        read = read_recipe(file, ["corpus.sources=a.txt", "train.tokens=10M"]).recipe
+        assert read.train.objective == ("next_token" if model_type == "llama" else "masked_tokens")
+        if file == "a.toml":
+            refuse_before_text(read, 1, "cpu")
+
+
+def test_commands_quote_the_name_of_the_file(capsys) -> None:
+    """Texts at addresses are not looked for."""
+    for flags in ([], ["--from", "demo_estonian"], ["--cluster", "lumi"], ["--text", "s3://bucket/x,b.txt"]):
+        name = f"my recipe{len(flags)}{flags[-1:]}.toml".replace("/", "")
+        said = init(capsys, name, *flags)
+        commands = [line for line in said.splitlines() if line.startswith("  kielo ")]
+        assert commands and all(shlex.split(line, comments=True)[2] == name for line in commands)
+    assert "missing yet: b.txt\n" in said
 
 
 def test_a_recipe_for_a_laptop_reads_all_of_its_text(capsys) -> None:

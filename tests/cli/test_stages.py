@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -323,6 +324,36 @@ def test_a_stage_is_made_again(stages, recipe, tmp_path, capsys) -> None:
         folder = tmp_path / "run" / FOLDERS.get(stage, stage)
         assert f"{folder}: would be made again (--again {stage})" in capsys.readouterr().err
     assert stages.made[3:] == []
+
+
+def test_a_run_by_its_folder_from_elsewhere_takes_no_other_text(
+    stages, tmp_path, monkeypatch, capsys
+) -> None:
+    """It may be moved, alone or with the folder in which it was started. Absolute paths lead anywhere."""
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder in (project, other):
+        folder.mkdir()
+        (folder / "ok.txt").write_text("x\n")
+    recipe = write_recipe(tmp_path)
+    monkeypatch.chdir(project)
+    sets = ["--set", "corpus.sources=ok.txt", "--set", "folder=runs/a"]
+    assert run(recipe, *sets, "--to", "corpus") == 0 == run(Path("runs/a"), "--to", "corpus")
+    monkeypatch.chdir(other)
+    capsys.readouterr()
+    assert run(Path("../project/runs/a"), "--to", "corpus") == 1
+    said = capsys.readouterr().err
+    assert f"started in {project}, and its path ok.txt begins there, not in {other}. Fix: " in said
+    assert f"Fix: cd {project} && kielo run runs/a" in said
+    absolute = ["--set", f"corpus.sources={project / 'ok.txt'}"]
+    shutil.copytree(project, tmp_path / "copy")
+    assert run(Path("../project/runs/a"), *absolute, "--to", "corpus") == 0
+    monkeypatch.chdir(tmp_path / "copy")
+    shutil.move("runs/a", tmp_path / "alone")
+    assert run(tmp_path / "alone", "--to", "corpus") == 1
+    shutil.copytree(tmp_path / "alone", "runs/a")
+    assert run(Path("runs/a"), "--to", "corpus") == 0
+    monkeypatch.chdir(project)
+    assert run(tmp_path / "alone", "--to", "corpus") == 0
 
 
 def test_the_recipe_is_written_after_a_stage_that_was_made(stages, recipe, tmp_path, capsys) -> None:

@@ -187,7 +187,7 @@ def test_addresses_that_give_nothing(tmp_path, web, monkeypatch):
         (f"{web.address}/gone.txt", r"/gone.txt: the server answered 404"),
         (f"{web.address}/secret.txt", r"/secret.txt: the server answered 403"),
         (f"{web.address}/down.txt", r"/down.txt: the server answered 500"),
-        (f"{web.address}/a.pdf", r"no file of a known format .a.pdf.. Fix: \.txt"),
+        (f"{web.address}/a.pdf", r"no file of text .a.pdf.. Fix: \.txt"),
         (f"{closed.address}/et.txt", r"et.txt: ClientConnectorError: Cannot connect"),
         (f"memory://nothing{next(_NUMBER)}/*.txt", r"no file is there, or none fits the pattern"),
         ("nowhere://a.txt", r"nowhere://a.txt: Protocol not known: nowhere. Fix: https://"),
@@ -210,6 +210,11 @@ def test_a_folder_and_a_pattern_of_a_file_system(tmp_path):
     assert one.files == ("a.txt", "b.txt", "deep/c.jsonl")
     assert (tmp_path / "raw" / "a" / "deep" / "c.jsonl").read_text() == "deep/c.jsonl"
     assert fetched(tmp_path / "2", f"memory:/{root}/*.txt")[0].files == ("a.txt", "b.txt")
+    files.pipe_file(f"{root}/about/README.txt", b"x")
+    assert fetched(tmp_path / "6", f"memory:/{root}/about/README.txt")[0].files == ("README.txt",)
+    with pytest.raises(KieloError, match=r"no file of text \(README.txt\)"):
+        fetched(tmp_path / "7", f"memory:/{root}/about")
+    files.rm_file(f"{root}/about/README.txt")
     assert fetched(tmp_path / "3", f"memory:/{root}/de*")[0].files == ("deep/c.jsonl",)
     assert fetched(tmp_path / "4", f"memory:/{root}", leave_out=["deep/*", "b*"])[0].files == ("a.txt",)
     files.pipe_file(f"{root}/x.csv", b"")

@@ -162,6 +162,7 @@ def test_parts_of_files(tmp_path, parts_of):
     (text / "d.txt").write_text("a" * 90 + "\r" + "b\n")
     (text / "e.txt").write_bytes("rida\n".encode("utf-16") * 20)
     (text / "f.txt.gz").write_bytes(random.Random(1).randbytes(99))
+    (text / "g.txt").write_bytes(b"%PDF-1.4\n" + b"x\n" * 45)
     recipe = Recipe(name="t", language="et", corpus=Corpus(sources=str(text)))
     by_default = corpus_parts.part_bytes
     parts_of(20)
@@ -169,6 +170,7 @@ def test_parts_of_files(tmp_path, parts_of):
     assert tasks.parts == make_parts(tasks.sources) == [
         *(Part(0, ("a.txt",), begin, begin + 21) for begin in (0, 21, 42)), Part(0, ("a.txt",), 63, 70),
         Part(0, ("b.txt", "c.txt")), Part(0, ("d.txt",), 0, 93), Part(0, ("e.txt",)), Part(0, ("f.txt.gz",)),
+        Part(0, ("g.txt",)),
     ]  # fmt: skip
     assert by_default(100) == 8 << 20 and by_default(256 << 24) == 1 << 24
     assert by_default(1 << 38) == 256 << 20 and by_default(1 << 42) == 1 << 30

@@ -73,7 +73,7 @@ def test_files_that_cannot_be_a_source(tmp_path):
     text = write(tmp_path / "text", "a.pdf")
     for path, words in (
         (text / "a.pdf", r"a: .*a.pdf: unknown format. Fix: \.txt"),
-        (text, "text: has no file of a known format. Fix: "),
+        (text, r"text: has no file of text \(not read: a.pdf\). Fix: "),
         (text / "*.txt", "no such file or folder, or no match"),
     ):
         with pytest.raises(KieloError, match=words):

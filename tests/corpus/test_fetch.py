@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import sys
 import types
 from fnmatch import fnmatch
@@ -75,14 +76,16 @@ def test_both_ways_failing_says_why(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["nothing.txt", "no-folder/*.txt"])
 def test_missing_path_is_named(tmp_path, name):
     """A path or pattern that fits nothing is a KieloError with it."""
-    with pytest.raises(KieloError, match="no such file or folder, or no match"):
+    with pytest.raises(KieloError, match="no such file or folder, or no match$"):
         fetch_sources(recipe(tmp_path / name), tmp_path / "raw", print)
+    with pytest.raises(KieloError, match=f"{re.escape(name)}: .* no match in {re.escape(os.getcwd())}$"):
+        local_files(Source(name="a", path=name))
 
 
 def test_folder_without_text_is_refused(tmp_path):
     """A folder of other things is refused with the formats that are read."""
     (tmp_path / "a.docx").write_bytes(b"PK")
-    with pytest.raises(KieloError, match=r"no file of a known format.*\.parquet"):
+    with pytest.raises(KieloError, match=r"no file of text \(not read: a.docx\). .*\.parquet"):
         fetch_sources(recipe(tmp_path), tmp_path / "raw", print)
 
 
@@ -166,7 +169,7 @@ def test_a_file_is_left_out_by_its_name_and_read_by_another(tmp_path, pattern, l
     if pattern[:1] in ("*", "["):  # whose names begin with the folder
         leave_out = tuple(f"{tmp_path.name}/{one}" for one in leave_out)
     if not names:
-        with pytest.raises(KieloError, match="no file of a known format"):
+        with pytest.raises(KieloError, match="has no file of text"):
             files_of(tmp_path, pattern, *leave_out)
         return
     read = files_of(tmp_path, pattern, *leave_out)
@@ -193,7 +196,7 @@ def test_folders_that_link_to_each_other_are_not_read_by_every_name(
     listed, real = [], os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or real(path))
     if leave_out in (("*",), ("*/*",)):
-        with pytest.raises(KieloError, match="no file of a known format"):
+        with pytest.raises(KieloError, match="has no file of text"):
             files_of(tmp_path, pattern, *leave_out)
     else:
         found = files_of(tmp_path, pattern, *leave_out)
@@ -222,6 +225,25 @@ def test_a_folder_that_a_pattern_cannot_read_is_refused(tmp_path, monkeypatch, p
     if closed == "fi":
         assert files_of(tmp_path, "e*/*") == ["et/d.jsonl", "et/folder.txt/.f/g.txt", "et/folder.txt/e.txt"]
         assert files_of(tmp_path, "*.txt") == ["a.txt", "c[1].txt"]
+
+
+@pytest.mark.parametrize(("name", "is_text"), [
+    ("authors.txt", True), ("Changes in town.txt", True), ("notice.txt", True), ("Citation.txt", True),
+    ("readme-et.txt", True), ("LICENSE.jsonl", True), ("checksums.jsonl.gz", True), ("COPYING.parquet", True),
+    ("README.txt", False), ("Readme.TXT", False), ("license.html", False), ("AUTHORS.txt", False),
+    ("NOTICE.txt.gz", False), ("SHA256SUMS.txt", False), ("dataset_infos.json", False),
+])  # fmt: skip
+def test_files_about_data_are_known_by_their_whole_name(tmp_path, name, is_text):
+    """They are left out of a folder. A file whose own name is given is read."""
+    for file in (name, "a.txt"):
+        (tmp_path / file).write_text("x\n")
+    _, read, unread = local_files(Source(name="a", path=str(tmp_path)))
+    assert (read, unread) == ((sorted([name, "a.txt"]), []) if is_text else (["a.txt"], [name]))
+    assert files_of(tmp_path, name) == [name]
+    (tmp_path / "a.txt").unlink()
+    if not is_text:
+        with pytest.raises(KieloError, match=f"has no file of text .not read: {name}.. Fix: "):
+            files_of(tmp_path, "")
 
 
 def test_an_ignored_file_may_have_a_name_that_is_not_utf8(tmp_path):

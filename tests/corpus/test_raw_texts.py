@@ -225,7 +225,12 @@ def test_texts_of_fields(tmp_path):
     told = "a.jsonl, line 3: no text in the field 'text' .its fields are a, b.. Fix: "
     bad("no text in the field", told, path, b'{"a": 1, "b": 2}')
     bad("no text in the field", "its fields are none", path, b"{}")
+    for value, kind in ((b'["x"]', "a list"), (b'{"a": 1}', "an object"), (b"7", "a number")):
+        told = f"a.jsonl, line 3: the field 'text' is {kind}, not text .its fields are text.. Fix: "
+        bad("no text in the field", told, path, b'{"text": %s}' % value)
     bad("no JSON object", "a.jsonl, line 3", path, b"[]")
+    told = "a.json, element 3: a JSON object is expected, found str. Fix: "
+    bad("no JSON object", told, path.with_suffix(".json"), b'"x"')
     code = of(
         path,
         b'{"content": "x", "path": "", "ext": 7, "lang": "?", "language": "C"}',

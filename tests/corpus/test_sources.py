@@ -134,6 +134,21 @@ def test_a_source_that_ends_up_empty_is_named_with_its_funnel(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("texts", "keys", "advice"),
+    [
+        ([estonian_document(n) for n in range(3)], {}, "An earlier source has the same text. Fix: leave"),
+        (["Tere, ilus maailm!"], {}, "Its documents are short. Fix: a lower corpus.min_document_characters"),
+        (["Tere!"], {"min_line_characters": 9}, "Its lines are short. Fix: a lower corpus.min_line_char"),
+    ],
+)
+def test_the_advice_on_an_empty_source_is_of_what_dropped_the_most(tmp_path, texts, keys, advice):
+    other = _write_jsonl(tmp_path / "other.jsonl", [{"text": text} for text in texts])
+    keys = {"line_language_threshold": 0, "document_language_threshold": 0, **keys}
+    with pytest.raises(KieloError, match=f"{advice}[^\n]*$"):
+        _run(tmp_path, {"name": "own", "path": _estonian(tmp_path)}, {"name": "b", "path": other}, **keys)
+
+
+@pytest.mark.parametrize(
     "source, message",
     [
         ({"language": "en", "kind": "code"}, "has no language"),

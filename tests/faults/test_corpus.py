@@ -92,8 +92,8 @@ BAD_LINES = {
     "lone surrogate": ("a.jsonl", rb'{"text": "\ud800"}', "no text in the field 'text'"),
     "cut": ("a.jsonl", b'{"text": "a', "not valid JSON"),
     "list": ("a.jsonl", b'["a"]', "a JSON object is expected"),
-    "number as text": ("a.jsonl", b'{"text": 7}', "no text in the field 'text'"),
-    "list as text": ("a.jsonl", b'{"text": ["a"]}', "no text in the field 'text'"),
+    "number as text": ("a.jsonl", b'{"text": 7}', "the field 'text' is a number, not text"),
+    "list as text": ("a.jsonl", b'{"text": ["a"]}', "the field 'text' is a list, not text"),
     "field missing": ("a.jsonl", b'{"tekst": "a"}', "its fields are tekst"),
     "many fields": (
         "a.jsonl",

@@ -94,6 +94,22 @@ def test_set_text_as_it_stands(small, text, value):
     assert getattr(recipe, text.partition("=")[0]) == value
 
 
+@pytest.mark.parametrize("value", ["{path=ok.txt}", "[ok.txt]", "[{path=ok.txt}]", "{path=ok.txt, kind=code"])
+def test_a_list_or_table_without_quotes_is_no_path(small, value):
+    told = f"--set corpus.sources={value}: not valid TOML. Fix: single quotes around KEY=VALUE and double"
+    assert told in message(small, [f"corpus.sources={value}"])
+
+
+@pytest.mark.parametrize("path", ["[ab]*.txt", "a.tx[t]", "[a].tx[t]", "{language}/a.txt", "{language}"])
+def test_a_pattern_with_brackets_is_a_path(tmp_path, monkeypatch, path):
+    """One that begins and ends with them is, if a file fits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    recipe = read_recipe("own_text", [f"corpus.sources={path}", "language=et", "description={a=b}"]).recipe
+    assert recipe.corpus.sources[0].path == path.replace("{language}", "et")
+    assert recipe.description == "{a=b}"
+
+
 def test_no_is_a_word():
     """The Norwegian `no` stays a word; the complaint offers the cards."""
     assert "'no' has no card; `kielo languages` lists all; did you mean nb?" in message(
@@ -109,6 +125,8 @@ MEANT = {
     "cluster=lumi_c": "did you mean lumi_g?",
     "language=finnish": "did you mean fi?",
     "language=Nynorsk": "did you mean nn?",
+    "language=et-EE": "did you mean et?",
+    "language=FI_fi": "did you mean fi?",
     "name=my model": "Fix: my_model",
     "name=Põhi mudel": "Fix: Pohi_mudel",
     "name=モデル": "Fix: Latin letters",

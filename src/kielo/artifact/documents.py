@@ -97,14 +97,18 @@ def document_files(folder_or_file: Path | str) -> list[Path]:
     return sorted(place.glob("*" + SUFFIX)) if place.is_dir() else [place]
 
 
-def parse_record(path: Path, number: int, line: bytes) -> Any:
+def parse_record(path: Path, number: int, line: bytes, unit: str = "line") -> Any:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:
         decode_text(path, number, line)
         raise KieloError(
-            f"{path}, line {number}: not valid JSON ({problem}). Fix: one JSON object a line"
+            f"{path}, {unit} {number}: not valid JSON ({problem}). Fix: one JSON object a line, or for "
+            "objects of several lines a name with .json in place of .jsonl"
         ) from None
     if not isinstance(record, dict):
-        raise KieloError(f"{path}, line {number}: a JSON object is expected, found {type(record).__name__}")
+        raise KieloError(
+            f"{path}, {unit} {number}: a JSON object is expected, found {type(record).__name__}. Fix: "
+            '{"text": "…"} for each text'
+        )
     return record

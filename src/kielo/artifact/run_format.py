@@ -1,13 +1,18 @@
 """A run's description in its folder: the recipe, and the format version with its migrations."""
 
+import glob
+import json
 import os
-from collections.abc import Callable, Mapping
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kielo.artifact.durable import HASH_COMMENT, is_own_text, write_own_text
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import without_form
 from kielo.recipe.read import RUN_RECIPE_NAME
 from kielo.recipe.sections import Recipe
 from kielo.recipe.toml_text import toml_table
@@ -99,11 +104,47 @@ _HEADER = (
 )
 
 
+_START = "# Its relative paths start in "  # then the folder, and the way to it from the run folder, as JSON
+
+
 def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
     """Write every value of `recipe` that is no default. Return False if a person's own file stays."""
     path = run_folder / RUN_RECIPE_NAME
     if os.path.lexists(path) and not is_own_text(path):
         return False
+    start = os.path.realpath(os.curdir)
+    places = json.dumps([start, os.path.relpath(start, os.path.realpath(run_folder))])
     values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
-    write_own_text(path, _HEADER + toml_table("", values), HASH_COMMENT)
+    write_own_text(path, f"{_HEADER}{_START}{places}\n{toml_table('', values)}", HASH_COMMENT)
     return True
+
+
+def refuse_other_start(recipe: Recipe, run_folder: Path) -> None:
+    """Refuse a run by its folder if its recipe's relative paths would lead to other files here.
+
+    A run that was moved alone starts in its old folder, a run that was moved with its project in the new.
+    """
+    text = (run_folder / RUN_RECIPE_NAME).read_text(encoding="utf-8", errors="replace")
+    found = re.search(rf"^{_START}(\[.*\])$", text, re.MULTILINE)
+    if found is None:  # an earlier version wrote it
+        return
+    here, of_run = os.path.realpath(os.curdir), os.path.realpath(run_folder)
+    start, way = json.loads(found[1])
+    if here in (start, os.path.realpath(os.path.join(of_run, way))):
+        return
+    for value in _texts(recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})):
+        path = without_form(value)
+        if path and path[0] not in "/~" and glob.glob(os.path.join(glob.escape(start), path)):
+            run = shlex.quote(os.path.relpath(of_run, start))
+            raise KieloError(
+                f"{run_folder}: the run was started in {start}, and its path {value} begins there, not in "
+                f"{here}. Fix: cd {shlex.quote(start)} && kielo run {run}"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

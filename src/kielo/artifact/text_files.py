@@ -35,6 +35,20 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "UTF-16BE"),
     (codecs.BOM_UTF8, "UTF-8"),
 )
+# For messages on text in one byte a letter, which does not show its encoding.
+USUAL_ENCODINGS = (
+    "usually windows-1257 for Estonian, Latvian and Lithuanian, windows-1250 for Central European languages, "
+    "windows-1251 for Cyrillic, else windows-1252"
+)
+# First bytes → the format and the fix.
+_FORMATS = {
+    b"PK\x03\x04": "a zip file or a document of a word processor. Fix: unpack it, or save it as plain text",
+    b"\xd0\xcf\x11\xe0": "a document of a word processor. Fix: save it as plain text",
+    b"%PDF-": "a PDF file. Fix: save it as plain text",
+    b"\x1f\x8b": "compressed with gzip. Fix: add .gz to its name",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd. Fix: add .zst to its name",
+    b"\xfd7zXZ\x00": "compressed with xz. Fix: add .xz to its name",
+}
 # Zero bytes of every four → the encoding: of Latin text, and of other scripts in UTF-32.
 _ZERO_PLACES = {
     (1, 3): "UTF-16LE",
@@ -100,9 +114,13 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
     except UnicodeDecodeError as problem:
         raise KieloError(
             f"{path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x} at position "
-            f"{problem.start} of the line). Fix: the source's `encoding`, or convert the file, e.g. with "
-            "`iconv -f ISO-8859-1 -t UTF-8`"
+            f"{problem.start} of the line). Fix: the source's `encoding`: {USUAL_ENCODINGS}"
         ) from None
+
+
+def other_format(start: bytes) -> str | None:
+    """Return the format of a file that begins so and is no text, with a fix, or None."""
+    return next((what for mark, what in _FORMATS.items() if start.startswith(mark)), None)
 
 
 def marked_encoding(start: bytes) -> str | None:
@@ -167,6 +185,8 @@ def _dirt(text: str) -> float:
 def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
     blocks = read_blocks(path)
     first = next((block for block in blocks if block), b"")
+    if what := other_format(first):
+        raise KieloError(f"{path}: is no text, but {what}")
     marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])
     if encoding is None and shown and not marked:
         raise OtherEncoding(

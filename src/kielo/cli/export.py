@@ -1,6 +1,7 @@
 """`kielo export`: a checkpoint → a folder that `transformers` loads, or that llama.cpp and Ollama load."""
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME, run_around
+from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.manifest import read_manifest
 from kielo.cli.flags import takes
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
@@ -42,6 +44,8 @@ def export(options: argparse.Namespace) -> None:
         raise KieloError(f"--to {options.to}: no name of a folder. Fix: --to my_model")
     with keep_stdout_for_json(options.json):
         checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)
+        if recipe is not None:
+            _refuse_other_model(checkpoint, recipe, options.sets)
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
         size, most = {}, options.max_shard_gb
         if most is not None:
@@ -91,6 +95,17 @@ def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | Non
         raise KieloError(f"{path}: no {what}; see `kielo checkpoint list RUN`")
     recipe = read_recipe(reference, sets).recipe
     return newest_checkpoint(run_folder(recipe)), recipe
+
+
+def _refuse_other_model(checkpoint: Path, recipe: Recipe, sets: Sequence[str]) -> None:
+    """Refuse values of --set that differ from the checkpoint's model, which is exported as it is."""
+    stored = (read_state(checkpoint).identity or {}).get("model", {})
+    given = recipe.model.model_dump(mode="json")
+    for text in sets:
+        section, _, key = text.partition("=")[0].strip().partition(".")
+        if section == "model" and key in stored and stored[key] != given.get(key):
+            has = f"{key} = {json.dumps(stored[key])}"
+            raise KieloError(f"--set {text}: the model of {checkpoint} has {has}. Fix: leave it out")
 
 
 def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:

@@ -42,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.commands: Sequence[str] = ()
+        self.words: Sequence[str] = ()  # that are parsed
         self.subverbs: dict[str, VerbParser] = {}
         self.has_required_subverb = False
 
@@ -154,7 +155,7 @@ class VerbParser(_Parser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         self.declare_flags()
-        words = list(args or ())
+        self.words = words = list(args or ())
         if words and words[0] in self._first_words:
             return self._first_words[words[0]].parse_known_args(words[1:], namespace)
         options, unknown = super().parse_known_args(words, namespace)
@@ -216,6 +217,8 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
         flag, kind, given = found.groups()
         if kind:
             message = f"{flag} {given}: give a {'whole number' if kind == 'int' else 'number'}"
+        elif negative := re.search(rf"(?:^|\n){flag}\n(-\.?\d.*)", "\n".join(parser.words)):
+            message = f"{flag} {negative[1]}: give a value above 0"
         fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import tokens_of_device_hours, usual_training
 from kielo.recipe import cards
+from kielo.recipe.addresses import is_address
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
@@ -104,7 +106,8 @@ def _init_from(options: argparse.Namespace) -> int:
     except KieloError:
         path.unlink()
         raise
-    _report(path, f"wrote {path}, {purpose}", ["next:", f"  kielo show {path}", f"  kielo run {path}"])
+    quoted = shlex.quote(str(path))
+    _report(path, f"wrote {path}, {purpose}", ["next:", f"  kielo show {quoted}", f"  kielo run {quoted}"])
     return 0
 
 
@@ -134,8 +137,8 @@ def _init_from_script(options: argparse.Namespace, engine: str, script: str) -> 
     wrote = f"wrote {path}: {counted(found.rows)}"
     if changes:
         wrote += f"\nnot as in the script: {', '.join(changes)} (see above)"
-    where = "" if cluster else " --cluster CLUSTER --nodes N"
-    _report(path, wrote, ["next:", f"  kielo show {path}", f"  kielo plan {path}{where}"])
+    where, quoted = "" if cluster else " --cluster CLUSTER --nodes N", shlex.quote(str(path))
+    _report(path, wrote, ["next:", f"  kielo show {quoted}", f"  kielo plan {quoted}{where}"])
     return 0
 
 
@@ -151,9 +154,12 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         changes["model"] = {"params": short_amount(_size(options.params))}
     if options.model_type is not None:
         changes.setdefault("model", {})["model_type"] = options.model_type
+        if options.model_type in FAMILIES:  # else the new recipe is refused
+            is_encoder = FAMILIES[options.model_type].is_encoder
+            changes["train"] = {"objective": "masked_tokens" if is_encoder else "next_token"}
     if (budget := options.budget) is not None:
         try:
-            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", budget))}
+            changes.setdefault("train", {})["tokens"] = parse_amount(re.sub(r"\s*tokens?\s*$", "", budget))
         except ValueError:
             raise KieloError(f"--budget {budget}: beside --from give tokens. Fix: --budget 60B") from None
     return changes
@@ -322,6 +328,7 @@ def recipe_text(answers: Answers) -> str:
     step = usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
     epochs, every = (8, 200) if answers.site.name == "laptop" else (4, 500)
     machine, size = json.dumps(answers.machine, ensure_ascii=False), short_amount(answers.parameters)
+    objective = 'objective = "masked_tokens"\n' if FAMILIES[answers.model_type].is_encoder else ""
     heads = f"{model.num_attention_heads} heads, {model.num_key_value_heads} of keys and values"
     return f"""#:schema {SCHEMA_FILE}
 # Made by `kielo init`. Every key has a default: `kielo show` prints all values and their origins.
@@ -345,7 +352,7 @@ model_type = "{answers.model_type}"
 params = "{size}"
 
 [train]
-{_tokens_text(answers, step)}
+{objective}{_tokens_text(answers, step)}
 tokens_per_step = {step:_}
 learning_rate = {usual.learning_rate:g}
 
@@ -378,22 +385,22 @@ def _tokens_text(answers: Answers, step: int) -> str:
 
 
 def _next_commands(answers: Answers, path: Path) -> list[str]:
-    lines = ["next:"]
+    lines, quoted = ["next:"], shlex.quote(str(path))
     if answers.site.name != "laptop":
         least, most = (8, 128) if answers.parameters >= 2e10 else (1, 16)
         of_site = answers.site.nodes
         nodes = f"{least}..{min(most, of_site)}" if of_site > least else f"{of_site}"
         lines += [
-            f"  kielo plan {path} --nodes {nodes}  # layouts that fit, days, hours",
-            f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, here",
+            f"  kielo plan {quoted} --nodes {nodes}  # layouts that fit, days, hours",
+            f"  kielo rehearse {quoted} --nodes 1  # one rank's exact bytes, here",
         ]
     if answers.sources:
         paths = [path for path in answers.sources if not re.search(r"[*?\[]", path)]
-        missing = [path for path in paths if not os.path.lexists(path)]
+        missing = [path for path in paths if not is_address(path) and not os.path.lexists(path)]
         if missing:
             lines.insert(0, f"missing yet: {', '.join(missing)}")
         stage = "" if answers.site.name == "laptop" else " --to pack"
-        lines.append(f"  kielo run {path}{stage}")
+        lines.append(f"  kielo run {quoted}{stage}")
     else:
-        lines.append(f"  kielo run {path}  # after corpus.sources names text")
+        lines.append(f"  kielo run {quoted}  # after corpus.sources names text")
     return lines

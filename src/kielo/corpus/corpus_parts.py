@@ -14,6 +14,7 @@ from kielo.artifact.text_files import (
     SHOWING_BYTES,
     marked_encoding,
     other_encoding,
+    other_format,
     read_lines_between,
 )
 from kielo.corpus.raw_formats import RawSource, file_format, line_records, records, unreadable
@@ -92,6 +93,8 @@ def _is_divisible(path: Path, source: RawSource) -> bool:
             start = file.read(SHOWING_BYTES)
     except OSError as problem:
         raise unreadable(path, problem) from None
+    if other_format(start):  # which reading the whole file reports
+        return False
     return marked_encoding(start) == "UTF-8" or other_encoding(start) is None
 
 

@@ -47,7 +47,7 @@ from kielo.corpus.language_identification import THRESHOLDS, load_identifier
 from kielo.corpus.own_step import load_own_step
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES
 from kielo.corpus.process_pool import WorkerPool
-from kielo.corpus.raw_formats import RawSource, file_format
+from kielo.corpus.raw_formats import RawSource, file_format, first_names
 from kielo.corpus.ray_pool import RayPool
 from kielo.corpus.step import Tally, cards_of_text, doubtful_thresholds, effective_settings, languages_of_text
 from kielo.corpus.word_segmenter import cutter_of_words
@@ -369,7 +369,9 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
             if amount and what == "documents":
                 dropped[f"{tally.name}, {reason}".replace("read, ", "")] += amount
     reasons = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
-    files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
+    files = f"{len(raw.files):,} files read"
+    if raw.unread:
+        files += f", {len(raw.unread):,} not read ({first_names(raw.unread)})"
     yield (
         f"{raw.name}: {files}. {source.documents_in:,} documents in, {source.documents_kept:,} kept"
         + f". Dropped: {reasons}" * bool(reasons)
@@ -436,10 +438,21 @@ _ADVICE = {
     "instructions": "Do user and assistant take turns, and is every answer there? clean = false accepts any "
     "order of turns that the chat template allows",
 }
+_SAME_TEXT = "An earlier source has the same text. Fix: leave this source out"
+# Step → advice if it dropped the most of a source that became empty.
+_ADVICE_ON_STEP = {
+    "document duplicates": _SAME_TEXT,
+    "line duplicates": _SAME_TEXT,
+    "near copies": _SAME_TEXT,
+    "line length": "Its lines are short. Fix: a lower corpus.min_line_characters",
+    "document length": "Its documents are short. Fix: a lower corpus.min_document_characters",
+}
 
 
 def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> str:
     own = [tally.of(name) for tally in tallies]
+    rows = build_funnel(own)
+    worst = max(rows, key=lambda row: (row.bytes, row.documents)).name.partition(" (")[0]
     rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
     what = f"corpus.sources, {name} (kind = {kind!r}"
     if rule:
@@ -453,7 +466,7 @@ def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> s
         )
     else:
         advice = _ADVICE.get(kind, "All of it is empty, or an earlier source has the same documents")
-    return empty_message(f"{what})", build_funnel(own), threshold_table(own), advice)
+    return empty_message(f"{what})", rows, threshold_table(own), _ADVICE_ON_STEP.get(worst, advice))
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from kielo.artifact.manifest import hash_json
 from kielo.artifact.remote_files import ChangedFile, RemoteFile, RemoteFiles, without_query
 from kielo.artifact.text_files import COMPRESSED
-from kielo.corpus.raw_formats import formats, is_about, is_left_out, is_readable, refuse_unread
+from kielo.corpus.raw_formats import first_names, formats, is_about, is_left_out, is_readable, refuse_unread
 from kielo.recipe.addresses import scheme_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Source
@@ -168,12 +168,11 @@ def _files_to_fetch(source: Source, there: RemoteFiles) -> list[RemoteFile]:
             raise KieloError(
                 f"its file {one.name!r} would be written outside of the folder. Fix: another address"
             )
-    wanted = [
-        one for one in files if is_readable(Path(one.name), source.kind) and not is_about(Path(one.name))
-    ]
+    known = [one for one in files if is_readable(Path(one.name), source.kind)]
+    wanted = [one for one in known if one.path == there.path or not is_about(Path(one.name))]
     if not wanted:
-        names = ", ".join(one.name for one in files[:5])
-        raise KieloError(f"no file of a known format ({names}). Fix: {formats(source.kind)}")
+        names = first_names([one.name for one in files])
+        raise KieloError(f"no file of text ({names}). Fix: {formats(source.kind)}")
     if len({one.name for one in wanted}) < len(wanted):
         raise KieloError("two of its files have the same name. Fix: a source for each")
     if source.kind != "code":

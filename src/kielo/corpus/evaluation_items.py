@@ -14,9 +14,10 @@ import orjson
 from kielo.artifact.manifest import hash_file, hash_json
 from kielo.artifact.prefetched import Prefetched, prefetched_folder
 from kielo.artifact.stage_json import read_json
-from kielo.artifact.text_files import COMPRESSED, read_lines
+from kielo.artifact.text_files import COMPRESSED, USUAL_ENCODINGS, read_lines
 from kielo.corpus.raw_formats import (
     RawSource,
+    first_names,
     formats,
     is_about,
     is_data,
@@ -114,8 +115,7 @@ def _files_of(key: str, given: str) -> tuple[Path, ...]:
     if unread and place.is_dir():
         raise KieloError(
             f"{key}: {given}: {len(unread)} files that look like data would not be read: "
-            f"{', '.join(unread[:5])}{', …' * (len(unread) > 5)}. Fix: convert them to {_LINES}, "
-            f"{_FIELDS} or {_TABLE}, or move them away"
+            f"{first_names(unread)}. Fix: convert them to {_LINES}, {_FIELDS} or {_TABLE}, or move them away"
         )
     if not files:
         raise KieloError(
@@ -154,7 +154,7 @@ def _strings_of(path: Path) -> Iterator[str]:
         except UnicodeDecodeError as problem:
             raise KieloError(
                 f"{_KEY}: {path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x}). Fix: "
-                "convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`"
+                f"convert it with `iconv -f ENCODING -t UTF-8`. ENCODING is {USUAL_ENCODINGS}"
             ) from None
         yield from text.split("\t") if form == _TABLE else (text,)
 

@@ -46,6 +46,7 @@ from kielo.corpus.raw_formats import (
     ARCHIVES,
     RawSource,
     file_format,
+    first_names,
     formats,
     is_about,
     is_left_out,
@@ -219,10 +220,12 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
             else:
                 unread.add(shown)
     if not (is_folder or given or left_out):
-        raise KieloError(f"{where}: {pattern}: no such file or folder, or no match")
-    if not read:
-        raise KieloError(f"{where}: {pattern}: has no file of a known format. Fix: {formats(kind)}")
+        below = "" if place.is_absolute() else f" in {Path.cwd()}"
+        raise KieloError(f"{where}: {pattern}: no such file or folder, or no match{below}")
     unread |= {shown for this, shown in left_out.items() if this not in given}
+    if not read:
+        skipped = f" (not read: {first_names(sorted(unread))})" * bool(unread)
+        raise KieloError(f"{where}: {pattern}: has no file of text{skipped}. Fix: {formats(kind)}")
     if kind != "code":  # beside code there may be anything
         refuse_unread(source, sorted(unread))
     return root, sorted(read), sorted(unread)

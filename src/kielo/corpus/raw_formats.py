@@ -49,11 +49,12 @@ _DATA = re.compile(
     rf"|vrt|sgml?|srt|vtt|po|xliff|7z|rar|zip|tar|tgz|tbz2?|txz|lz4|br|z|snappy)({_PACKED})?$|({_PACKED})$",
     re.IGNORECASE,
 )
-# Files about data.
+# Files about data, by their whole name. Words that can be the title of a text are in capitals.
 _ABOUT = re.compile(
-    r"^(readme|licen[cs]e|copying|notice|changelog|changes|authors|citation|contributing|checksums?|(md5|sha\d+)sums?"
-    r"|dataset_infos?)\b|\.(md5|sha\d+|sig|asc|md|rst)$",
-    re.IGNORECASE,
+    r"((?i:readme|licen[cs]e|changelog|checksums?|(md5|sha\d+)sums?)|COPYING|NOTICE|CHANGES|AUTHORS|CITATION"
+    rf"|CONTRIBUTING)((?i:\.(txt|text|html?|pdf|docx?|rtf))({_PACKED})?)?|(?i:dataset_infos?\.json)"
+    r"|(?i:.*\.(md5|sha\d+|sig|asc|md|rst))",
+    re.DOTALL,
 )
 _BLANK = re.compile("[\\s\u00ad\u200b\u2060\ufeff]*")
 _FIRST_OF_SPACE = frozenset({b"", b"\xc2", b"\xe1", b"\xe2", b"\xe3", b"\xef"})
@@ -142,7 +143,7 @@ def is_readable(path: Path, kind: str) -> bool:
 
 
 def is_about(path: Path) -> bool:
-    return bool(_ABOUT.search(path.name))
+    return _ABOUT.fullmatch(path.name) is not None
 
 
 def is_data(path: Path) -> bool:
@@ -153,13 +154,18 @@ def is_left_out(file: str, source: Source) -> bool:
     return any(fnmatch(file, pattern) for pattern in source.leave_out)
 
 
+def first_names(names: Sequence[str]) -> str:
+    """Return the first of these names, and the number of the others."""
+    return ", ".join([*names[:5], *[f"and {len(names) - 5:,} more"][: len(names) > 5]])
+
+
 def refuse_unread(source: Source, unread: Sequence[str]) -> None:
     data = [file for file in unread if is_data(Path(file)) and not is_left_out(file, source)]
     if data:
         endings = sorted({"*" + "".join(Path(file).suffixes[-2:]) for file in data})
         raise KieloError(
             f"corpus.sources, {source.name}: {len(data)} files that look like data would not be read: "
-            f"{', '.join(data[:5])}{', …' * (len(data) > 5)}. Fix: convert them to {formats(source.kind)}, "
+            f"{first_names(data)}. Fix: convert them to {formats(source.kind)}, "
             f"or leave_out = {json.dumps(endings[:5])} in the source"
         )
 

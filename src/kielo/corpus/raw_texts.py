@@ -67,8 +67,9 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
         where = f"{record.path}, row {record.number}"
         fields = {name: _cell(where, value, max_bytes) for name, value in record.content.items()}
     else:
-        where = f"{record.path}, {'element' if format == 'json' else 'line'} {record.number}"
-        fields = _json_fields(record)
+        unit = "element" if format == "json" else "line"
+        where = f"{record.path}, {unit} {record.number}"
+        fields = _json_fields(record, unit)
         given = fields.get("id")
         place = str(given) if given and isinstance(given, str | int | float) else place
     return _from_fields(place, where, fields, source)
@@ -115,11 +116,10 @@ def _side(where: str, fields: JsonTable, name: str) -> str:
 
 
 def _no_text(reason: str, where: str, name: str, fields: JsonTable, key: str) -> BadRecord:
-    return BadRecord(
-        reason,
-        f"{where}: no text in the field {name!r} (its fields are {', '.join(fields)[:200] or 'none'}). "
-        f"Fix: the source's {key}",
-    )
+    kind = {list: "a list", dict: "an object", int: "a number", float: "a number"}.get(type(fields.get(name)))
+    what = f"the field {name!r} is {kind}, not text" if kind else f"no text in the field {name!r}"
+    others = ", ".join(fields)[:200] or "none"
+    return BadRecord(reason, f"{where}: {what} (its fields are {others}). Fix: the source's {key}")
 
 
 def _columns(record: Record, source: RawSource) -> tuple[str, str]:
@@ -139,9 +139,9 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def _json_fields(record: Record) -> JsonTable:
+def _json_fields(record: Record, unit: str) -> JsonTable:
     try:
-        return parse_record(record.path, record.number, record.content)
+        return parse_record(record.path, record.number, record.content, unit)
     except KieloError as problem:
         if (fields := lenient_fields(record.content)) is not None:
             return fields

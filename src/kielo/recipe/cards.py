@@ -409,6 +409,8 @@ def without_language_card(name: str) -> str:
     near = dict.fromkeys(called[word] for word in difflib.get_close_matches(asked, called, n=4, cutoff=0.7))
     nearest = f"; nearest: {', '.join(f'{code} ({names[code]})' for code in near)}" if near else ""
     meant = did_you_mean(name, {code: [names[code]] for code in _names("languages")})
+    if (code := re.split("[-_]", asked)[0]) in names:  # et-EE, ET
+        meant = f"; did you mean {code}?"
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-") or "xx"
     card = f"a card of your own, {stem}.toml (docs/languages.md)"
     return f"; `kielo languages` lists all{meant}{nearest}. Fix: {card}"

@@ -1,12 +1,14 @@
 """Reads a recipe: TOML, one level of `extends`, a variant, `--set`. A path or shipped name → a checked
 `Recipe`.
 
-Relative paths inside a recipe start at the folder in which `kielo` is started.
+Relative paths inside a recipe start at the folder in which `kielo` is started. A run folder's recipe records
+it (`write_run_recipe`).
 """
 
 import codecs
 import copy
 import difflib
+import glob
 import os
 import re
 import tomllib
@@ -387,6 +389,12 @@ def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
     value = _value(raw.strip(), parts)
+    if isinstance(value, str) and str not in _accepted(parts) and _is_broken_toml(value):
+        return Complaint(
+            (key,),
+            f"--set {text}: not valid TOML. Fix: single quotes around KEY=VALUE and double quotes around each"
+            """ text in it, e.g. --set 'corpus.sources=[{path="my_text.txt"}]'""",
+        )
     if origins.get("layouts") != "--set":
         _replace_layouts([key, *_leaves({key: value})], data, origins)
     if key == LANGUAGES and origins.get("language") != "--set":
@@ -447,6 +455,12 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
         return raw
     value = parsed["value"]
     return raw if str in _accepted(parts) and not isinstance(value, str) else value
+
+
+def _is_broken_toml(text: str) -> bool:
+    """Return True for the beginning of a list or table, unless it can be a pattern or have a placeholder."""
+    is_list, is_table = text[:1] == "[" and text[-1:] == "]", text[:1] == "{" and "=" in text
+    return (is_list or is_table) and not glob.glob(text)
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:

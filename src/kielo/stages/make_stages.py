@@ -14,7 +14,7 @@ from typing import Any
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
-from kielo.artifact.run_format import write_run_recipe
+from kielo.artifact.run_format import refuse_other_start, write_run_recipe
 from kielo.artifact.scores import STAGE_FOLDERS, Scores, StageTime, Summary
 from kielo.artifact.stage_counts import CorpusCounts, RowMap
 from kielo.artifact.stage_json import read_counts, read_json, read_stage_json
@@ -62,6 +62,10 @@ class Invocation:
     folder: Path
     ranks: int
     stages: dict[str, StageTime] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if Path(self.reference).is_dir():
+            refuse_other_start(self.recipe, self.folder)
 
 
 def make(invocation: Invocation, chosen: Sequence[str], again: str | None = None) -> None:
