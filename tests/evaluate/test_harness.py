@@ -203,15 +203,6 @@ def test_a_group_may_ask_a_task_with_other_shots(model: Contender, tmp_path: Pat
     assert [(one.task, one.shots) for one in found if one.metric == "acc,none"] == [("one", 0), ("one", 1)]
 
 
-def test_a_task_that_another_rank_cannot_load_is_not_asked(
-    model: Contender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_own(tmp_path / "a", GOOD)
-    monkeypatch.setattr("kielo.evaluate.tasks.Agreement.gather", lambda self, reason: [reason, "no data"])
-    found = scored(model, tmp_path, "capitals", task_folders=(str(tmp_path / "a"),))
-    assert found == ({}, {"capitals": "no data"})
-
-
 def test_standard_errors_need_no_processes(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """The process of a watch cannot have children."""
     from lm_eval.api.metrics import bootstrap_stderr, mean
