@@ -215,10 +215,11 @@ def test_the_bytes_of_a_file_of_documents(tmp_path):
         (b"PK\x03\x04\x14", "save it as plain text"),
         (b"\xd0\xcf\x11\xe0\xa1", "save it as plain text"),
         (b"%PDF-1.4", "save it as plain text"),
-        (gzip.compress(b"a"), "add .gz to its name"),
+        (gzip.compress(b"a", mtime=0), "add .gz to its name"),
         (zstandard.compress(b"a"), "add .zst to its name"),
         (lzma.compress(b"a"), "add .xz to its name"),
     ],
+    ids=["zip", "doc", "pdf", "gzip", "zstd", "xz"],
 )
 def test_a_file_of_another_format_is_known_by_its_first_bytes(tmp_path, start, fix):
     path = tmp_path / "a.txt"
