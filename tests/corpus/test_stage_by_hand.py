@@ -214,7 +214,7 @@ def test_a_source_of_which_nothing_is_left_gets_its_own_advice(tmp_path, source,
         first = {"name": "first", "path": write(tmp_path / "b.txt", ["  x"]), "clean": False}
         if lines == ["  x"]:
             with pytest.raises(
-                KieloError, match="(?s)own .kind = 'text'.*seen before.*All of it is empty, or an"
+                KieloError, match="(?s)own .kind = 'text'.*seen before.*An earlier source has the same text"
             ):
                 run(tmp_path, first, own)
         else:
