@@ -327,8 +327,8 @@ REFUSED = {
     "launch r --hours x": "kielo launch: --hours 'x': give a number; for example: kielo launch "
     "my_recipe.toml "
                           "--account project_462000000 --hours 24 --jobs 5",
-    "init --params -3M": "kielo init: --params -3M: give a value above 0; for example: kielo init --language "
-                         "Finnish --params 3B --cluster lumi --budget 60B",
+    "init --params -3M": "kielo init: --params -3M: give no negative value; for example: kielo init "
+                         "--language Finnish --params 3B --cluster lumi --budget 60B",
     "run r --ranks x": "kielo run: --ranks 'x': give a whole number; see kielo run --help",
     "data r": "kielo data: the following arguments are required: --step; for example: kielo data "
     "demo_estonian "

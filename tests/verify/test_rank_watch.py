@@ -95,7 +95,7 @@ def test_attention_in_blocks_is_the_same_in_each_layer() -> None:
     assert first[0] == {"matrix products": 2 * products} and longer[0] == {"matrix products": 8 * products}
     assert first[2] == {"matrix products": 7 * products}
     scores = first[1]["forward"].kinds["activations"] - 4 * 8 * 4 * 2048 * 16
-    assert 0 < scores < 4 * 8 * 4 * 2048 * 2048  # never those of all queries
+    assert 0 < scores < 4 * 8 * 4 * 2048 * 2048  # of fewer queries at once
     assert longer[1]["forward"].bytes > first[1]["forward"].bytes
 
 

@@ -92,7 +92,7 @@ def test_whole_logits_are_of_the_questions_and_not_of_rows_that_fill_up() -> Non
 def test_evaluation_needs_less_than_training_and_no_more_than_was_counted(
     name: str, ranks: int, card: str
 ) -> None:
-    """Of the first and the last pipeline rank, at the run's sequence length, in both precisions."""
+    """It holds for the first and the last pipeline rank, at the run's sequence length, in both precisions."""
     recipe = read_recipe(name).recipe
     resolved = resolve(recipe, run_folder(recipe), ranks, "cuda", card, text=imagined_text(recipe))
     layout = resolved.placement.layout

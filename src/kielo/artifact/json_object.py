@@ -1,5 +1,6 @@
 """Typed objects in JSON files. Content of another type is refused with the file's name and the key."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,15 @@ def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", 
         return kind.model_validate(content)
     except ValidationError as error:
         raise KieloError(f"{path}: not as Kielo writes it ({first_wrong(error, inside)}){advice}") from None
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON, at any depth, but no names of fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(inner)
 
 
 def first_wrong(error: ValidationError, inside: str = "") -> str:

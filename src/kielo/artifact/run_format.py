@@ -5,12 +5,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kielo.artifact.durable import HASH_COMMENT, is_own_text, write_own_text
-from kielo.artifact.json_object import JsonTable
+from kielo.artifact.json_object import JsonTable, texts_in
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import without_form
 from kielo.recipe.read import RUN_RECIPE_NAME
@@ -132,7 +132,7 @@ def refuse_other_start(recipe: Recipe, run_folder: Path) -> None:
     start, way = json.loads(found[1])
     if here in (start, os.path.realpath(os.path.join(of_run, way))):
         return
-    for value in _texts(recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})):
+    for value in texts_in(recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})):
         path = without_form(value)
         if path and path[0] not in "/~" and glob.glob(os.path.join(glob.escape(start), path)):
             run = shlex.quote(os.path.relpath(of_run, start))
@@ -140,11 +140,3 @@ def refuse_other_start(recipe: Recipe, run_folder: Path) -> None:
                 f"{run_folder}: the run was started in {start}, and its path {value} begins there, not in "
                 f"{here}. Fix: cd {shlex.quote(start)} && kielo run {run}"
             )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)

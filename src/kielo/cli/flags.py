@@ -218,7 +218,7 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
         if kind:
             message = f"{flag} {given}: give a {'whole number' if kind == 'int' else 'number'}"
         elif negative := re.search(rf"(?:^|\n){flag}\n(-\.?\d.*)", "\n".join(parser.words)):
-            message = f"{flag} {negative[1]}: give a value above 0"
+            message = f"{flag} {negative[1]}: give no negative value"
         fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"

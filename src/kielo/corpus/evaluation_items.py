@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from kielo.artifact.json_object import texts_in
 from kielo.artifact.manifest import hash_file, hash_json
 from kielo.artifact.prefetched import Prefetched, prefetched_folder
 from kielo.artifact.stage_json import read_json
@@ -147,7 +148,7 @@ def _strings_of(path: Path) -> Iterator[str]:
             raise KieloError(f"{_KEY}: {path}, line {number}: over {_MAX_LINE_BYTES:,} bytes. Fix: cut it")
         if form == _FIELDS:
             if line.strip():
-                yield from _strings_in(_parsed(line, path, number))
+                yield from texts_in(_parsed(line, path, number))
             continue
         try:
             text = line.decode("utf-8")
@@ -175,17 +176,9 @@ def _strings_of_arrow(path: Path) -> Iterator[str]:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
                 for row in batch.to_pylist():
-                    yield from _strings_in(row)
+                    yield from texts_in(row)
     except (OSError, pa.ArrowInvalid) as error:
         raise KieloError(f"{_KEY}: {path}: {error}. Fix: kielo prefetch again") from None
-
-
-def _strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _strings_in(part)
 
 
 def evaluation_source(text: EvaluationText) -> RawSource:

@@ -458,7 +458,7 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
 
 
 def _is_broken_toml(text: str) -> bool:
-    """Return True for the beginning of a list or table, unless it can be a pattern or have a placeholder."""
+    """Return True for text that looks like a list or table, and not like a pattern or {language}/a.txt."""
     is_list, is_table = text[:1] == "[" and text[-1:] == "]", text[:1] == "{" and "=" in text
     return (is_list or is_table) and not glob.glob(text)
 

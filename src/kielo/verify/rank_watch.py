@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Inside:
-    """What an operator does inside: changes of memory, and operations by the name of `RankWatch.flops`.
+    """The work of an operator's parts: changes of memory, and operations by the names of `RankWatch.flops`.
 
     results: the numbers of the storages of what it returns.
     """
@@ -168,14 +168,12 @@ _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
 _COMPOSED = (_aten.matmul.default,)  # whole inside of an operator of Kielo's own; else autograd decomposes it
-# Kielo's operators whose parts are watched.
-_OWN: dict[Any, Callable[..., Any]] = {
-    torch.ops.kielo.summed_product.default: summed_product,
+# Kielo's operators whose parts are watched: each time, or only once for hundreds of blocks in each layer.
+_OWN: dict[Any, Callable[..., Any]] = {torch.ops.kielo.summed_product.default: summed_product}
+_OF_BLOCKS: dict[Any, Callable[..., Any]] = {
     torch.ops.kielo.blocked_attention.default: blocked_attention.forward,
     torch.ops.kielo.blocked_attention_backward.default: blocked_attention.backward,
 }
-# Of hundreds of blocks, the same in each layer: watched once. (The other has collectives, which are counted.)
-_REPEATED = [operator for operator in _OWN if "blocked_attention" in str(operator)]
 _COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "allgather_": "all-gather",
@@ -244,8 +242,9 @@ class RankWatch(TorchDispatchMode):
         if any(map(is_wrapper, types)):
             return NotImplemented
         if operator in _OWN:
-            once = operator in _REPEATED
-            return self._repeated(operator, args) if once else self._watched(_OWN[operator], args)
+            return self._watched(_OWN[operator], args)
+        if operator in _OF_BLOCKS:
+            return self._repeated(operator, args)
         if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
             return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
         if operator in _COMPOSED:
@@ -279,7 +278,7 @@ class RankWatch(TorchDispatchMode):
             return result
         flops = self.flops.copy()
         with self.ledger.noted() as (changes, held):
-            result = self._watched(_OWN[operator], args)
+            result = self._watched(_OF_BLOCKS[operator], args)
         results = [held[storage_key(leaf.untyped_storage())] for leaf in tree_leaves(result)]
         self._insides[key] = Inside(changes, results, self.flops - flops)
         return result
