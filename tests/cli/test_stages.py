@@ -338,8 +338,10 @@ def test_a_run_by_its_folder_from_elsewhere_takes_no_other_text(
     monkeypatch.chdir(project)
     sets = ["--set", "corpus.sources=ok.txt", "--set", "folder=runs/a"]
     assert run(recipe, *sets, "--to", "corpus") == 0 == run(Path("runs/a"), "--to", "corpus")
+    assert run(Path("runs/a"), "--set", "folder=runs/b", "--to", "corpus") == 0  # as another run
     monkeypatch.chdir(other)
     capsys.readouterr()
+    assert run(Path("../project/runs/a"), "--set", "folder=b", "--to", "corpus") == 1
     assert run(Path("../project/runs/a"), "--to", "corpus") == 1
     said = capsys.readouterr().err
     assert f"started in {project}, and its path ok.txt begins there, not in {other}. Fix: " in said

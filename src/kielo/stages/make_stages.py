@@ -65,7 +65,7 @@ class Invocation:
 
     def __post_init__(self) -> None:
         if Path(self.reference).is_dir():
-            refuse_other_start(self.recipe, self.folder)
+            refuse_other_start(self.recipe, Path(self.reference))
 
 
 def make(invocation: Invocation, chosen: Sequence[str], again: str | None = None) -> None:
