@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HOME = tempfile.mkdtemp(prefix="kielo_home_")
 surroundings.make_own(os.environ, HOME)
 surroundings.decode_alike()
+surroundings.hear_interrupts()
 # This process and all that it starts ask no name server: torch looks up the name of each peer of a rank, for
 # its messages, and waits 5 s for a server that does not answer at once.
 os.environ["RES_OPTIONS"] = "attempts:0"
@@ -44,6 +45,8 @@ LONG_FILES = (
     "evaluate/test_blimp.py",
     "plan/test_shipped_layouts.py",
     "parallel/test_compile.py",
+    "verify/test_parity_on_ranks.py",
+    "verify/test_rehearse_scoring.py",
 )
 
 

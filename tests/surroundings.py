@@ -6,6 +6,7 @@ as libraries read their variables when they are imported; the processes that tes
 
 import locale
 import os
+import signal
 import site
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -44,6 +45,11 @@ def make_own(environment: MutableMapping[str, str], home: str) -> None:
     own = [str(ROOT / "src"), str(ROOT)]  # and the tests: processes leave the current folder out
     paths = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([*own, *(path for path in paths if path not in own)])
+
+
+def hear_interrupts() -> None:
+    """A shell lets what it starts in the background ignore SIGINT, and so would all that tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def decode_alike() -> None:
