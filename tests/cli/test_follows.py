@@ -98,7 +98,7 @@ def test_the_demo_of_a_new_language(tmp_path, monkeypatch):
     fewer tokens than the recipe's.
     """
     monkeypatch.chdir(tmp_path)
-    process = kielo("run", "demo_new_language", "--json", "--set", "train.tokens=1_000_000", is_online=True)
+    process = kielo("run", "demo_new_language", "--json", "--set", "train.tokens=800_000", is_online=True)
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)

@@ -12,7 +12,7 @@ from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.sections import Corpus, Recipe
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "data" / "corpus_size.py"))
-BYTES, MOST_BYTES_OF_WORKER = 100_000_000, 300_000_000
+BYTES, MOST_BYTES_OF_WORKER = 50_000_000, 300_000_000
 
 
 @pytest.mark.full

@@ -104,13 +104,12 @@ def made_on_ray(recipe: Recipe, folder: Path) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("harms", [0, 2])
-def test_the_same_bytes_as_by_processes(tmp_path, made, cluster, harms):
-    """Also if the process of a task is killed, and then a node is lost."""
+def test_the_same_bytes_as_by_processes(tmp_path, made, cluster):
+    """Even if the process of a task is killed, and then a node is lost."""
     recipe, expected = made
     node = next(iter(cluster.worker_nodes))
     events = [(2, kill_a_task), (8, lambda: cluster.remove_node(node, allow_graceful=False))]
-    disturbances = [Disturbance(tmp_path / "on ray", *event) for event in events[:harms]]
+    disturbances = [Disturbance(tmp_path / "on ray", *event) for event in events]
     assert made_on_ray(recipe, tmp_path / "on ray") == expected
     assert all(disturbance.is_done for disturbance in disturbances)
 

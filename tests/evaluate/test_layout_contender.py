@@ -62,13 +62,16 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     ("variant", "sizes"),
     [
-        pytest.param("llama", {"tensor": 2}, marks=FULL),
+        *(
+            pytest.param("llama", {axis: 2}, marks=FULL)
+            for axis in ("tensor", "shard", "pipeline", "context")
+        ),
         *(
             pytest.param(variant, sizes, marks=FULL)
             for variant in ("llama", "gemma2", "gpt2")
             for sizes in (
-                {"shard": 2}, {"pipeline": 2}, {"context": 2}, {"tensor": 2, "pipeline": 2},
-                {"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2}, {"context": 2, "pipeline": 2},
+                {"tensor": 2, "pipeline": 2}, {"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2},
+                {"context": 2, "pipeline": 2},
             )
         ),
     ],

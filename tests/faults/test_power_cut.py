@@ -127,7 +127,7 @@ def test_a_file_that_was_not_brought_to_the_disk_is_lost(disk: Disk) -> None:
         assert torn(place) == [f"{place / 'stage' / 'a'}: 0 bytes of {MIB}"]
 
 
-@pytest.mark.parametrize("cuts", [10, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("cuts", [10, pytest.param(100, marks=pytest.mark.full)])
 def test_a_power_cut_at_any_instant(disk: Disk, cuts: int) -> None:
     """All that was published is whole, and the same command goes on to the same weights."""
     chance, workplace = random.Random(cuts), write_workplace(disk.folder / "workplace")

@@ -17,7 +17,7 @@ from tests.shipped import ON_ACCELERATORS, RUNS, on_accelerators
 
 MOST_BEHIND = 0.1
 # The formula is within 5 % of rehearsals, as others hold. So what needs less of a device has room.
-LEAST_REHEARSED = 0.8
+LEAST_REHEARSED = 0.9
 LONG = "llmjp_172b_fp8"  # its search takes as long as all other searches
 SHIPPED = [pytest.param(name, marks=pytest.mark.full) if name == LONG else name for name in ON_ACCELERATORS]
 # One of each family and accelerator. The searches of all, on all their nodes, are in make test-full.
@@ -126,7 +126,7 @@ def test_a_recipe_of_one_machine_names_no_nodes():
 @pytest.mark.parametrize("name", ON_ACCELERATORS)
 def test_the_tightest_rank_fits_as_rehearsed(name):
     """The rank that the plan says needs most, on the nodes where it needs most: rehearsed, it fits. Where the
-    plan leaves a fifth of a device, it is not rehearsed.
+    plan leaves a tenth of a device, it is not rehearsed: its bytes are within 5 % (tests/verify).
     """
     from kielo.resolve.resolve import resolve
     from kielo.resolve.text import imagined_text

@@ -92,18 +92,20 @@ def test_whole_logits_are_of_the_questions_and_not_of_rows_that_fill_up() -> Non
 def test_evaluation_needs_less_than_training_and_no_more_than_was_counted(
     name: str, ranks: int, card: str
 ) -> None:
-    """It holds for the first and the last pipeline rank, at the run's sequence length, in both precisions."""
+    """It holds for the first and the last pipeline rank, at the run's sequence length, in both precisions,
+    of which one is asked tasks.
+    """
     recipe = read_recipe(name).recipe
     resolved = resolve(recipe, run_folder(recipe), ranks, "cuda", card, text=imagined_text(recipe))
     layout = resolved.placement.layout
     for rank in {rank_of_stage(layout, 0), rank_of_stage(layout, layout.pipeline - 1)}:
         training = rehearse(resolved, rank)["needed_bytes"]
-        for precision in ("fp32", "bf16"):
-            for asks_tasks in (False, True):
-                needed = rehearse_scoring(resolved, rank, precision, asks_tasks)["needed_bytes"]
-                counted = bytes_of_scoring(resolved, layout, precision, asks_tasks)
-                assert needed <= training <= usable_bytes(accelerator(card))
-                assert needed <= 1.05 * counted
+        works: list[tuple[Precision, bool]] = [("fp32", True), ("bf16", False)]
+        for precision, asks_tasks in works:
+            needed = rehearse_scoring(resolved, rank, precision, asks_tasks)["needed_bytes"]
+            counted = bytes_of_scoring(resolved, layout, precision, asks_tasks)
+            assert needed <= training <= usable_bytes(accelerator(card))
+            assert needed <= 1.05 * counted
 
 
 @FULL
