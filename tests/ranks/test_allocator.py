@@ -74,3 +74,29 @@ def test_settings_are_those_of_the_device_whatever_the_cluster(monkeypatch, name
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert settings_of_device() == expected
+
+
+FAULTS = """
+import resource, torch
+from kielo.ranks.world import start_world
+start_world(60, "cpu")
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    torch.ones(2**24)
+for _ in range(8):  # some pieces between come to lie at the heap's end first
+    use()
+before = faults()
+for _ in range(4):
+    use()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+@pytest.mark.parametrize(("own", "keeps"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)])
+def test_ranks_on_cpus_keep_freed_memory_unless_glibc_was_told_otherwise(own, keeps):
+    """64 MiB are of new pages, of at most 2 MiB each, in the first uses or in every use."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=plain | own, capture_output=True, check=True)
+    assert (int(done.stdout) < 4 * 32) == keeps, done.stdout

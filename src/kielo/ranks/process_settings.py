@@ -1,4 +1,4 @@
-"""Settings of a process before torch computes: the limit of open files, and the device allocator."""
+"""Settings of a process before torch computes: the limit of open files, and the allocators."""
 
 import ctypes
 import os
@@ -9,6 +9,8 @@ from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 
 _MOST = 2**20  # some libraries make tables as long as the limit
+_KEPT_BYTES = 2**30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _OWN_FILES = 512  # token shards, checkpoints, libraries, and about 30 sockets of other ranks
 _VARIABLE = "PYTORCH_ALLOC_CONF"
 _VARIABLES = (_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # names of the same settings
@@ -36,6 +38,19 @@ def allow_open_files(place: Rendezvous) -> None:
             f"rank {place.rank} of {place.size} needs up to {needed} open files and sockets, but the hard "
             f"limit is {hard} (`ulimit -Hn`). Fix: ask the cluster's administrators for a higher limit"
         )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a training on CPUs frees, for its next step.
+
+    By default it returns large blocks to the kernel, which clears each page when it is next used. Without
+    glibc, or with settings of its allocator in the environment, nothing is changed.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    set_option(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
 def settle_allocator(settings: str) -> str:

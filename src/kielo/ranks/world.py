@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from kielo.ranks.communicator import Startup, in_thread, raise_communicator
 from kielo.ranks.flight_record import keep_flight_record
-from kielo.ranks.process_settings import allow_open_files
+from kielo.ranks.process_settings import allow_open_files, keep_freed_memory
 from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface, find_rendezvous
 from kielo.recipe.errors import KieloError, no_more_processes
 
@@ -57,6 +57,8 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
+    if chosen.type == "cpu":
+        keep_freed_memory()
     world = World(
         place.rank, place.size, place.local_rank, chosen, timeout_seconds, meet(place, timeout_seconds)
     )
