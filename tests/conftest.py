@@ -39,10 +39,9 @@ LONG_FILES = (
     "faults/test_kills.py",
     # These have long cases only in make test-full.
     "cli/test_demo.py",
-    "cli/test_follows.py",
+    "cli/test_new_language.py",
     "docs/test_documented.py",
     "corpus/test_corpus_size.py",
-    "evaluate/test_blimp.py",
     "plan/test_shipped_layouts.py",
     "parallel/test_compile.py",
     "verify/test_parity_on_ranks.py",

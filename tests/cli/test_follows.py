@@ -1,6 +1,5 @@
 """A recipe that follows another one: `kielo run` makes the weights that it starts from."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
-from tests.cli.test_run import kielo, write_recipe
+from tests.cli.test_run import write_recipe
 
 FOLLOWER = """
 extends = "{first}"
@@ -89,18 +88,3 @@ def test_what_cannot_follow_is_refused(tmp_path, capsys):
 def test_weights_of_a_run_that_is_not_finished_say_what_makes_them():
     with pytest.raises(KieloError, match="no folder runs/first/hf, which the stage export of a run makes"):
         resolve_weights("hf:runs/first/hf")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1900)  # two runs, each of minutes, beside other tests
-def test_the_demo_of_a_new_language(tmp_path, monkeypatch):
-    """`kielo run demo_new_language`: both languages' help, and a model better than its baselines, even with
-    fewer tokens than the recipe's.
-    """
-    monkeypatch.chdir(tmp_path)
-    process = kielo("run", "demo_new_language", "--json", "--set", "train.tokens=800_000", is_online=True)
-    stdout, stderr = process.communicate(timeout=1800)
-    assert process.returncode == 0, stderr
-    summary = json.loads(stdout)
-    bits = summary["bits_per_byte"]
-    assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"]) and summary["parity"]["passed"]

@@ -1,7 +1,8 @@
-"""BLiMP on a model of the demo's English: minutes long, and only if its file is there."""
+"""The demo of two languages, minutes long, and BLiMP on its English model, if BLiMP's file is there."""
 
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,34 +22,55 @@ from tests.house.checks import ROOT
 BLIMP = ROOT.parent / "shared" / "data" / "blimp.zip"
 OF_A_PARADIGM, OF_UNTRAINED, COMPARED = 300, 100, 10
 TERM = "filler_gap_dependency"  # both sentences have as many tokens
-pytestmark = [pytest.mark.full, pytest.mark.skipif(not BLIMP.is_file(), reason=f"{BLIMP} is not there")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1900)]  # beside two other processes on two cores
+with_blimp = pytest.mark.skipif(not BLIMP.is_file(), reason=f"{BLIMP} is not there")
+
+
+def summary_of(recipe: str, *settings: str) -> dict:
+    sets = [word for one in settings for word in ("--set", one)]
+    process = kielo("run", recipe, "--json", *sets, is_online=True)
+    stdout, stderr = process.communicate(timeout=1800)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`kielo run demo_english`, for two CPU minutes of training, with the first pairs of each paradigm."""
-    folder = tmp_path_factory.mktemp("blimp")
-    with zipfile.ZipFile(BLIMP) as archive, zipfile.ZipFile(folder / "some.zip", "w") as some:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which people would call `kielo run`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("project"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def summary(project: Path) -> dict:
+    """Of `kielo run demo_new_language`, which first makes the weights of demo_english."""
+    return summary_of("demo_new_language", "train.tokens=800_000")
+
+
+@pytest.fixture(scope="module")
+def english(project: Path, summary: dict) -> Path:
+    """The folder of `kielo run demo_english`, with the first pairs of each paradigm."""
+    with zipfile.ZipFile(BLIMP) as archive, zipfile.ZipFile("some.zip", "w") as some:
         for name in archive.namelist():
             if name.endswith(".jsonl") and not name.startswith("__MACOSX"):
                 lines = archive.read(name).splitlines(keepends=True)
                 some.writestr(name, b"".join(lines[:OF_A_PARADIGM]))
-    settings = (
-        f"folder={folder / 'run'}",
-        "train.tokens=400000",
-        f"evaluate.minimal_pairs={folder}/some.zip",
-    )
-    sets = [word for one in settings for word in ("--set", one)]
-    process = kielo("run", "demo_english", *sets, is_online=True)
-    _, stderr = process.communicate(timeout=1500)
-    assert process.returncode == 0, stderr
-    return folder / "run"
+    stages = summary_of("demo_english", "evaluate.minimal_pairs=some.zip")["stages"]
+    assert stages["train"]["skipped"] and not stages["evaluate"]["skipped"]
+    return project / "runs" / "demo_english"
 
 
-@pytest.mark.timeout(1600)  # beside two other processes on two cores
-def test_a_model_of_the_demos_english_beats_chance(run_folder: Path) -> None:
+def test_a_model_of_a_new_language_beats_its_baselines(summary: dict) -> None:
+    """Both languages' help, and fewer tokens of the new one than the recipe's."""
+    bits = summary["bits_per_byte"]
+    assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"]) and summary["parity"]["passed"]
+
+
+@with_blimp
+def test_a_model_of_the_demos_english_beats_chance(english: Path) -> None:
     """By four standard errors. That alone shows little: fewer tokens alone are right in more than half."""
-    found = json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))["minimal_pairs"]
+    found = json.loads((english / "evaluate" / "scores.json").read_text(encoding="utf-8"))["minimal_pairs"]
     paradigms = found["groups"]
     assert len(paradigms) == 67 and {one["pairs"] for one in paradigms.values()} == {OF_A_PARADIGM}
     assert len(found["terms"]) == 13 and found["all"]["pairs"] == 67 * OF_A_PARADIGM
@@ -57,12 +79,12 @@ def test_a_model_of_the_demos_english_beats_chance(run_folder: Path) -> None:
     assert gap["fewer_tokens"] == 0.5 and gap["likelihood"] >= 0.5 + 4 * gap["standard_error"]
 
 
-@pytest.mark.timeout(1600)
-def test_models_without_training_beat_chance_by_short_sentences_alone(run_folder: Path) -> None:
+@with_blimp
+def test_models_without_training_beat_chance_by_short_sentences_alone(english: Path) -> None:
     """So all pairs show little. None beats it if both sentences have as many tokens."""
-    pairs = _first_of_each(run_folder.parent / "some.zip", OF_UNTRAINED)
-    resolved = read(run_folder / "resolved.toml")
-    contender = load_checkpoint(newest_checkpoint(run_folder), resolved, run_folder / "tokenizer")
+    pairs = _first_of_each(english.parents[1] / "some.zip", OF_UNTRAINED)
+    resolved = read(english / "resolved.toml")
+    contender = load_checkpoint(newest_checkpoint(english), resolved, english / "tokenizer")
     is_of_term = np.array([pair.term == TERM for pair in pairs])
     for seed in (1, 2):
         with torch.no_grad():
@@ -75,12 +97,12 @@ def test_models_without_training_beat_chance_by_short_sentences_alone(run_folder
         assert is_right[is_of_term].mean() < 0.5 + 4 * (0.25 / is_of_term.sum()) ** 0.5
 
 
-@pytest.mark.timeout(600)
-def test_a_plain_script_chooses_the_same_sentences(run_folder: Path) -> None:
+@with_blimp
+def test_a_plain_script_chooses_the_same_sentences(english: Path) -> None:
     """transformers on the export, a sentence at a time, as the harness begins it: the same choices."""
-    folder, pairs = run_folder / "hf", _first_of_each(run_folder.parent / "some.zip", COMPARED)
-    resolved = read(run_folder / "resolved.toml")
-    ours = load_checkpoint(newest_checkpoint(run_folder), resolved, run_folder / "tokenizer")
+    folder, pairs = english / "hf", _first_of_each(english.parents[1] / "some.zip", COMPARED)
+    resolved = read(english / "resolved.toml")
+    ours = load_checkpoint(newest_checkpoint(english), resolved, english / "tokenizer")
     found, _ = pair_likelihoods(ours, pairs)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
