@@ -44,7 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def summary(project: Path) -> dict:
-    """Of `kielo run demo_new_language`, which first makes the weights of demo_english."""
+    """`kielo run demo_new_language` first makes the weights of demo_english; this is what it prints."""
     return summary_of("demo_new_language", "train.tokens=800_000")
 
 

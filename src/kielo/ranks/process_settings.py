@@ -9,7 +9,7 @@ from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 
 _MOST = 2**20  # some libraries make tables as long as the limit
-_KEPT_BYTES = 2**30
+_KEPT_BYTES = 2**30  # freed blocks below it are kept, and at most so much at the end of the heap
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _OWN_FILES = 512  # token shards, checkpoints, libraries, and about 30 sockets of other ranks
 _VARIABLE = "PYTORCH_ALLOC_CONF"
