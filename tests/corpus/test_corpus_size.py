@@ -1,4 +1,4 @@
-"""0.1 GB of text in 1, 4 and 16 parts: the same bytes, all planted copies, and the memory of workers."""
+"""30 MB of text in 1, 4 and 16 parts: the same bytes, all planted copies, and the memory of workers."""
 
 import json
 import runpy
@@ -12,7 +12,7 @@ from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.sections import Corpus, Recipe
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "data" / "corpus_size.py"))
-BYTES, MOST_BYTES_OF_WORKER = 50_000_000, 300_000_000
+BYTES, MOST_BYTES_OF_WORKER = 30_000_000, 300_000_000
 
 
 @pytest.mark.full

@@ -31,7 +31,9 @@ MOMENTS = (
     "tokens/manifest.json", "train/metrics.jsonl", "train/checkpoints/*.partial", "train/checkpoints/step_*5",
     "train/checkpoints/newest", "hf*/model.safetensors",
 )  # fmt: skip
-CASES = [(kind, moment) for kind in NAMES for moment in MOMENTS]
+# The second language's corpus and training are as any other's: only what it makes of its tokenizer differs.
+OF_EXTENDED = ("tokenizer*/tokenizer.json", "tokenizer/manifest.json", "tokens/manifest.json", MOMENTS[-1])
+CASES = [("encoder", moment) for moment in MOMENTS] + [("extended", moment) for moment in OF_EXTENDED]
 KEPT = [("extended", "tokenizer*/tokenizer.json")]  # tests/faults/test_kills.py kills trainings
 
 

@@ -83,10 +83,15 @@ def test_a_few_layouts_hold_the_bars(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.full
 @pytest.mark.timeout(2400)  # beside two other processes on two cores
 def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
-    """All axes, all pairs and all threes of them, two steps; benchmarks/results/layouts_cpu.json has ten."""
+    """All axes, all pairs and all threes of them, two steps; benchmarks/results/layouts_cpu.json has ten, and
+    bf16, which has no bars.
+    """
     masked = recipe("train.z_loss=1e-4", "dataset.mask_documents=true")
-    certificate = verify_layouts(masked, tmp_path, steps=2)
-    assert certificate["passed"] and certificate["all_cases"], layouts_verdict(certificate)
+    rest = [case.name for case in all_cases() if case.precision == "fp32" and case.name not in FEW]
+    certificate = verify_layouts(masked, tmp_path, rest, steps=2)
+    assert certificate["passed"], layouts_verdict(certificate)
+    left_out = [name for names in certificate["left_out"].values() for name in names]
+    assert {*left_out, *(entry["name"] for entry in certificate["cases"] if entry["passed"])} == {*rest}
 
 
 def test_the_list_has_every_product() -> None:
