@@ -24,14 +24,15 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-code gpu-wheels docs dist clean
+.PHONY: help demo test test-faults test-full test-demos test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-code gpu-wheels docs dist clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
 	@echo "make test                8 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
-	@echo "make test-full          > 1 h   test, test-faults, and the cases marked full but for compiled layers (test-torches)"
+	@echo "make test-full         60 min   test, test-faults, each layout, family and sweep"
+	@echo "make test-demos        15 min   the demos in full: each model is better than its baselines"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
 	@echo "make lint                1 min  ruff, phrases, the stairs of imports, types, the Containerfile"
 	@echo "make types               1 min  mypy over the package; 10 s when little has changed"
@@ -73,6 +74,9 @@ test-faults: $(VENV)/.test
 
 test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/suite/full_tests.py
+
+test-demos: $(VENV)/.test
+	$(PYTEST) tests/demos $(PYTEST_OPTIONS)
 
 test-slurm: $(VENV)/.test
 	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_network_plugin.py tests/launch/test_job_paths.py -rs --timeout 3600 $(PYTEST_OPTIONS)

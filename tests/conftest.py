@@ -38,8 +38,6 @@ LONG_FILES = (
     "faults/test_hangs.py",
     "faults/test_kills.py",
     # These have long cases only in make test-full.
-    "cli/test_demo.py",
-    "cli/test_new_language.py",
     "docs/test_documented.py",
     "corpus/test_corpus_size.py",
     "plan/test_shipped_layouts.py",

@@ -1,9 +1,10 @@
-"""Runs every test there is: `make test-full`. Writes results/test_full.json.
+"""Runs every test but demos and compiled layers: `make test-full`. Writes results/test_full.json.
 
 Faults in one process, because they often wait and some have limits of seconds. Beside them all others in
-two, which give way (`nice`). Three were no faster: no core is idle. Compiled layers by family and
-recomputation are left to `make test-torches`, which runs them with each version of torch. The result has the
-seconds of the longest files. For a measurement nothing else may run, and Linux's `sched_autogroup_enabled`
+three, which give way (`nice`): with two a fifth of the cores is idle once the faults are done. Compiled
+layers by family and recomputation are left to `make test-torches`, which runs them with each version of
+torch, and whole demos to `make test-demos`. The result has the seconds of the longest files. For a
+measurement nothing else may run, and Linux's `sched_autogroup_enabled`
 must be 0: else each session has the same share, whatever its `nice`.
 """
 
@@ -35,7 +36,7 @@ _LEFT_OUT = [f"--deselect={COMPILED_LAYERS}::{name}" for name in _ALL_FAMILIES]
 # Name of the part → its command before and after the interpreter.
 PARTS = {
     "faults": ([], ["tests/faults"]),
-    "others": (["nice", "-n", "5"], ["-n", "2", "--ignore=tests/faults", *_LEFT_OUT]),
+    "others": (["nice", "-n", "5"], ["-n", "3", "--ignore=tests/faults", "--ignore=tests/demos", *_LEFT_OUT]),
 }
 
 

@@ -124,7 +124,7 @@ def test_the_page_of_a_new_language_shows_the_committed_result_of_its_demo():
 
 def test_the_page_of_encoders_shows_the_committed_result_of_their_demo():
     """The tables in docs/encoders.md are made of benchmarks/results/demo_estonian_bert.json, which keeps the
-    bar of tests/cli/test_demo.py.
+    bar of tests/demos/test_estonian.py.
     """
     path = ROOT / "benchmarks" / "results" / "demo_estonian_bert.json"
     result = json.loads(path.read_text(encoding="utf-8"))
