@@ -31,7 +31,7 @@ help:
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
 	@echo "make test                8 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
-	@echo "make test-full         60 min   test, test-faults, each layout, family and sweep"
+	@echo "make test-full         60 min   test, test-faults, the cases marked full but for compiled layers (test-torches) and demos"
 	@echo "make test-demos        15 min   the demos in full: each model is better than its baselines"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
 	@echo "make lint                1 min  ruff, phrases, the stairs of imports, types, the Containerfile"

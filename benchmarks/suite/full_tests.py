@@ -4,8 +4,8 @@ Faults in one process, because they often wait and some have limits of seconds. 
 three, which give way (`nice`): with two a fifth of the cores is idle once the faults are done. Compiled
 layers by family and recomputation are left to `make test-torches`, which runs them with each version of
 torch, and whole demos to `make test-demos`. The result has the seconds of the longest files. For a
-measurement nothing else may run, and Linux's `sched_autogroup_enabled`
-must be 0: else each session has the same share, whatever its `nice`.
+measurement nothing else may run, and Linux's `sched_autogroup_enabled` must be 0: else each session has the
+same share, whatever its `nice`.
 """
 
 import json

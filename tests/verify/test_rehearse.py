@@ -114,8 +114,10 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
 
 
 def lowest_peak(events) -> int:
-    """What a step holds as it begins, and the most that it adds: the least of the steps'. What a thread of
-    gloo gives back is not among the events, so a step may seem to begin with tensors of the one before.
+    """Return the bytes that a step begins with and the most that it adds, each the least of all steps.
+
+    The events lack what a thread of gloo gives back, so a step may seem to begin with tensors of an earlier
+    one.
     """
     begins = [
         next(event.start_ns() for event in events if event.name() == f"step {number}")
